@@ -1,0 +1,109 @@
+"""Rollouts as tensors: prompts padded on the left, completions on the right; column L - T holds each first completion token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from suite.protocols import Selected
+
+
+@dataclass
+class Batch:
+    """B sequences. Values of masked positions mean nothing and never reach a result."""
+
+    input_ids_BL: torch.Tensor
+    attention_mask_BL: torch.Tensor
+    mask_BT: torch.Tensor
+    """Trained tokens: the completion's, its EOS included (bool)."""
+    sampler_logprobs_BT: torch.Tensor
+    rewards_B: torch.Tensor
+    group_B: torch.Tensor
+    """Index of the row's prompt in the rollout batch: rows of a group share it."""
+    truncated_B: torch.Tensor
+    units: list[list[int]]
+    targets: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Per-row values of the objective, shape (B,)."""
+    learner_logprobs_BT: torch.Tensor | None = None
+    ref_logprobs_BT: torch.Tensor | None = None
+    advantages_BT: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.input_ids_BL.shape[0]
+
+    @property
+    def completion_ids_BT(self) -> torch.Tensor:
+        return self.input_ids_BL[:, -self.mask_BT.shape[1] :]
+
+    def take(self, units: Sequence[int]) -> Batch:
+        """The sub-batch of the given units, in their order; padding stays as wide as it was."""
+        rows = [row for unit in units for row in self.units[unit]]
+        index = torch.tensor(rows, dtype=torch.long)
+        new_units, start = [], 0
+        for unit in units:
+            size = len(self.units[unit])
+            new_units.append(list(range(start, start + size)))
+            start += size
+
+        def pick(tensor: torch.Tensor | None) -> torch.Tensor | None:
+            return None if tensor is None else tensor[index]
+
+        return replace(
+            self,
+            input_ids_BL=self.input_ids_BL[index],
+            attention_mask_BL=self.attention_mask_BL[index],
+            mask_BT=self.mask_BT[index],
+            sampler_logprobs_BT=self.sampler_logprobs_BT[index],
+            rewards_B=self.rewards_B[index],
+            group_B=self.group_B[index],
+            truncated_B=self.truncated_B[index],
+            units=new_units,
+            targets={name: tensor[index] for name, tensor in self.targets.items()},
+            learner_logprobs_BT=pick(self.learner_logprobs_BT),
+            ref_logprobs_BT=pick(self.ref_logprobs_BT),
+            advantages_BT=pick(self.advantages_BT),
+        )
+
+    def micro_batches(self, size: int) -> list[Batch]:
+        """The batch in order, cut between units into parts of at most `size` rows (0: one part)."""
+        if size == 0 or len(self) <= size:
+            return [self]
+        parts: list[list[int]] = []
+        rows = size
+        for unit, members in enumerate(self.units):
+            if rows + len(members) > size:
+                parts.append([])
+                rows = 0
+            parts[-1].append(unit)
+            rows += len(members)
+        return [self.take(part) for part in parts]
+
+
+def collate(selected: Selected, pad_id: int, group_of: Sequence[int]) -> Batch:
+    """Tensors from selected rollouts, token for token as sampled. `group_of` gives each row's prompt index."""
+    rollouts = selected.rollouts
+    width = max((len(r.prompt_ids) for r in rollouts), default=1)
+    budget = max((len(r.completion.token_ids) for r in rollouts), default=1)
+    rows = len(rollouts)
+    ids = torch.full((rows, width + budget), pad_id, dtype=torch.long)
+    attention = torch.zeros((rows, width + budget), dtype=torch.long)
+    logprobs = torch.zeros((rows, budget))
+    for row, rollout in enumerate(rollouts):
+        tokens = rollout.prompt_ids + rollout.completion.token_ids
+        start = width - len(rollout.prompt_ids)
+        ids[row, start : start + len(tokens)] = torch.tensor(tokens)
+        attention[row, start : start + len(tokens)] = 1
+        logprobs[row, : len(rollout.completion.logprobs)] = torch.tensor(rollout.completion.logprobs)
+    return Batch(
+        input_ids_BL=ids,
+        attention_mask_BL=attention,
+        mask_BT=attention[:, width:].bool(),
+        sampler_logprobs_BT=logprobs,
+        rewards_B=torch.tensor([r.reward for r in rollouts], dtype=torch.float32),
+        group_B=torch.tensor(list(group_of), dtype=torch.long),
+        truncated_B=torch.tensor([r.truncated for r in rollouts], dtype=torch.bool),
+        units=selected.units,
+        targets={name: torch.tensor(values, dtype=torch.float32) for name, values in selected.targets.items()},
+    )

@@ -1,0 +1,329 @@
+"""The configuration of one run: a frozen tree of dataclasses, shown option by option on the command line.
+
+Defaults are the miniature's. An option's docstring gives its unit and its source. `fingerprint()` is
+the identity of a run; `apply()` lays overrides over a configuration; what clashes or has no effect is
+found in `suite.validate`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from suite.registry import unknown
+
+SyncPeriod = int | Literal["inf"]
+
+
+def _execution(default: Any) -> Any:
+    """A field that says how a run is carried out, not what it computes: left out of its identity."""
+    return field(default=default, metadata={"identity": False})
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    path: str = "seed:addition"
+    """The seed model: a hub id, a folder, or `seed:NAME`, the embedded tiny model of a task, trained once and cached."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the weights in memory."""
+    trust_remote_code: bool = False
+    """Whether code shipped with a hub model may run here."""
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    name: str = "addition"
+    """Where prompts and rewards come from: `addition`, `sums`, `file` or `hub`."""
+    source: str = ""
+    """For `file`: a JSONL or Parquet file. For `hub`: a data set id."""
+    split: str = "train"
+    """For `hub`: the split that is read."""
+    problem_column: str = "problem"
+    """For `file` and `hub`: the column with the problem's text."""
+    answer_column: str = "answer"
+    """For `file` and `hub`: the column with the gold answer."""
+    chosen_column: str = ""
+    """For `file` and `hub`: the column with a preferred completion, read when `rollout.source = external`."""
+    rejected_column: str = ""
+    """For `file` and `hub`: the column with a rejected completion, read when `rollout.source = external`."""
+    template: str = "{problem}"
+    """For `file` and `hub`: the prompt; `{problem}` is replaced."""
+    chat: bool = False
+    """For `file` and `hub`: wrap the prompt as a user turn of the tokenizer's chat template."""
+    max_prompt_length: int = 1024
+    """Longest prompt, tokens; a longer one is refused by name."""
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    engine: Literal["in_process"] = "in_process"
+    """What samples: the in-process sampler, a second copy of the weights in the learner's process."""
+    num_prompts: int = 32
+    """Prompts per rollout batch, P."""
+    num_generations: int = 8
+    """Rollouts per prompt, G (the group)."""
+    temperature: float = 1.0
+    """Sampling temperature in training; the paper samples at 1.0 (section on set-up)."""
+    top_p: float = 1.0
+    """Nucleus mass in training; 1 = off (paper: 1.0)."""
+    top_k: int = 0
+    """Number of tokens kept in sampling; 0 = off."""
+    max_completion_length: int = 0
+    """Completion budget, tokens; 0 = the task's own."""
+    sync_period: SyncPeriod = 1
+    """s: optimizer steps between loads of the generator with the learner's weights; a multiple of U, or `inf`."""
+    source: Literal["generator", "fixed", "external"] = "generator"
+    """`generator` samples afresh; `fixed` reuses one set of seed-model rollouts; `external` takes given pairs."""
+    fixed_batches: int = 30
+    """For `source = fixed`: rollout batches in the fixed set, reused over epochs."""
+    reference_sync: Literal["none", "with_generator"] = "none"
+    """Whether the reference takes the learner's weights whenever the generator does (paper, Table 4)."""
+    chunk_size: int = _execution(256)
+    """Most sequences in one forward pass of the in-process sampler."""
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    shaping: str = "none"
+    """A registered function that changes the rewards of a rollout batch before the objective sees them."""
+    shaping_coef: float = 0.0
+    """Strength of the shaping."""
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    name: str = "dpo"
+    """The family of losses: `dpo` (preference pairs) or `policy_gradient` (GRPO and its kin)."""
+    # preference losses
+    beta: float = 0.1
+    """DPO's inverse temperature (Rafailov et al. 2023, eq. 7; the paper's Table 4)."""
+    pair_rule: str = "random"
+    """How a group becomes a pair: `random` correct against random incorrect (paper, section 3)."""
+    # policy-gradient losses
+    advantage: str = "group"
+    """Advantage estimator: `group` subtracts the group's mean reward (GRPO)."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """Which standard deviation divides the advantage: the group's, the batch's, or none (the paper's text)."""
+    advantage_eps: float = 1e-6
+    """Added to the standard deviation (ddof 1), reward units."""
+    trust_region: str = "clip"
+    """`clip`: PPO's clipped surrogate. `none`: the plain importance-weighted surrogate."""
+    epsilon_low: float = 0.2
+    """The ratio is clipped below 1 - epsilon_low."""
+    epsilon_high: float = 0.2
+    """The ratio is clipped above 1 + epsilon_high; DAPO's clip-higher takes 0.28."""
+    loss_agg_mode: str = "seq-mean-token-mean"
+    """Aggregation over tokens: `token-mean`, `seq-mean-token-mean`, `seq-mean-token-sum`, `seq-mean-token-sum-norm`."""
+    ratio_reference: Literal["auto", "learner", "generator"] = "auto"
+    """Denominator of the importance ratio; `auto` = `generator` when s > U, else `learner`."""
+    kl: Literal["none", "reward", "loss"] = "none"
+    """Where the KL to the reference enters."""
+    kl_coef: float = 0.001
+    """Its coefficient (paper: 0.001 for GRPO), read when `kl` is not `none`."""
+    kl_estimator: str = "auto"
+    """`k1`, `k2`, `k3` or `k3+`; `auto` = k1 in the reward, k3 in the loss."""
+    # both
+    entropy_coef: float = 0.0
+    """Coefficient of the entropy bonus, per nat."""
+    entropy_over: Literal["all", "chosen"] = "all"
+    """For preference losses: which sequences the entropy term covers (the paper's code: chosen)."""
+    entropy_mean: Literal["token", "sequence"] = "token"
+    """Mean over the trained tokens of the step, or over per-sequence means (the paper's code: sequence)."""
+    num_minibatches: int = 1
+    """Optimizer steps per pass over a rollout batch."""
+    num_epochs: int = 1
+    """Passes over a rollout batch; updates per batch U = num_minibatches x num_epochs."""
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    lr: float = 3e-5
+    """Peak learning rate of AdamW."""
+    beta1: float = 0.9
+    """AdamW's first-moment decay."""
+    beta2: float = 0.95
+    """AdamW's second-moment decay (fairseq2's default)."""
+    eps: float = 1e-8
+    """AdamW's epsilon; the paper uses 1e-4 on verifiable tasks (Table 4)."""
+    weight_decay: float = 0.0
+    """AdamW's decoupled weight decay."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this global norm; 0 = never (paper: 0.1)."""
+    warmup_steps: int = 0
+    """Optimizer steps of linear warm-up from 0."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up: constant, or down to 0 at the last step."""
+    micro_batch_size: int = _execution(0)
+    """Most sequences in one forward and backward pass; 0 = all. Changes no gradient beyond rounding."""
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    every: int = 10
+    """Optimizer steps between evaluations on validation problems; also before step 1 and after the last."""
+    validation_problems: int = 500
+    """Held-out problems of the curves; 0 = all there are."""
+    test_problems: int = 2000
+    """Held-out problems of the table, evaluated before step 1 and after the last; 0 = all there are."""
+    num_samples: int = 4
+    """k of avg@k: sampled completions per problem."""
+    temperature: float = 1.0
+    """Temperature of the sampled evaluation."""
+    top_p: float = 1.0
+    """Nucleus mass of the sampled evaluation."""
+    probe_prompts: int = 64
+    """Fixed prompts on which entropy and length are measured with fresh samples, for every method alike."""
+    probe_samples: int = 4
+    """Fresh samples per probe prompt."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    steps: int = 120
+    """Optimizer steps, N."""
+    checkpoint_every: int = _execution(50)
+    """Optimizer steps between checkpoints (written at the end of a rollout batch); 0 = only the last."""
+    keep_checkpoints: int = _execution(2)
+    """Checkpoints kept."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run: everything that decides its result."""
+
+    seed: int = 0
+    """Keys all randomness of the run; equal seeds mean equal prompts in every arm."""
+    model: ModelConfig = ModelConfig()
+    task: TaskConfig = TaskConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig = RewardConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optim: OptimConfig = OptimConfig()
+    eval: EvalConfig = EvalConfig()
+    train: TrainConfig = TrainConfig()
+
+    @property
+    def updates_per_batch(self) -> int:
+        """U: optimizer steps per rollout batch."""
+        return self.objective.num_minibatches * self.objective.num_epochs
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Every option by its dotted name, in the order of declaration."""
+    out: dict[str, Any] = {}
+    for item in dataclasses.fields(config):
+        value, name = getattr(config, item.name), f"{prefix}{item.name}"
+        out.update(flatten(value, f"{name}.") if dataclasses.is_dataclass(value) else {name: value})
+    return out
+
+
+def _leaf_fields(cls: type, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
+    hints = typing.get_type_hints(cls)
+    for item in dataclasses.fields(cls):
+        kind, name = hints[item.name], f"{prefix}{item.name}"
+        if dataclasses.is_dataclass(kind):
+            assert isinstance(kind, type)
+            yield from _leaf_fields(kind, f"{name}.")
+        else:
+            yield name, item, kind
+
+
+def _matches(value: Any, kind: Any) -> bool:
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        return any(value == choice and type(value) is type(choice) for choice in typing.get_args(kind))
+    if origin in (types.UnionType, typing.Union):
+        return any(_matches(value, part) for part in typing.get_args(kind))
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value) is kind
+
+
+def _kind_words(kind: Any) -> str:
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        return " or ".join(map(repr, typing.get_args(kind)))
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(_kind_words(part) for part in typing.get_args(kind))
+    return {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}.get(kind, str(kind))
+
+
+def check_types(config: RunConfig) -> None:
+    """Raises ValueError, naming option, value and what would be right, if an option has the wrong type."""
+    values = flatten(config)
+    for name, _, kind in _leaf_fields(type(config)):
+        if not _matches(values[name], kind):
+            raise ValueError(f"{name} is {values[name]!r} and must be {_kind_words(kind)}")
+
+
+def apply(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
+    """A copy with the dotted options replaced; a section's name takes a whole section.
+
+    Sections are laid down before single options. Raises ValueError for an unknown option (near names
+    are suggested) or a value of the wrong type.
+    """
+    sections = {item.name for item in dataclasses.fields(config)} - {"seed"}
+    for name in sorted(overrides, key=lambda key: "." in key):
+        value = overrides[name]
+        if name not in flatten(config) and name not in sections:
+            raise unknown("option", name, flatten(config))
+        head, _, tail = name.partition(".")
+        if head in sections and not tail and type(value) is not type(getattr(config, head)):
+            raise ValueError(f"{head} takes a {type(getattr(config, head)).__name__}, not {value!r}")
+        new = dataclasses.replace(getattr(config, head), **{tail: value}) if tail else value
+        config = dataclasses.replace(config, **{head: new})
+    check_types(config)
+    return config
+
+
+def differences(config: RunConfig, control: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Options, seed aside, in which two configurations differ: name -> (control's value, config's value)."""
+    theirs = flatten(control)
+    return {
+        name: (theirs[name], value)
+        for name, value in flatten(config).items()
+        if value != theirs[name] and name != "seed"
+    }
+
+
+def identity(config: RunConfig) -> dict[str, Any]:
+    """The options that make up the identity: those that differ from their defaults, execution options and seed aside.
+
+    Numbers are normalised (1 and 1.0 are one value of a float option), so that equal configurations hash equally.
+    """
+    values, defaults = flatten(config), flatten(type(config)())
+    out = {}
+    for name, item, kind in _leaf_fields(type(config)):
+        value = float(values[name]) if kind is float else values[name]
+        if item.metadata.get("identity", True) and name != "seed" and value != defaults[name]:
+            out[name] = value
+    return out
+
+
+def fingerprint(config: RunConfig) -> str:
+    """The identity of a run: 16 hex digits of SHA-256 over its non-default options and its seed.
+
+    Values that equal their defaults do not enter, so that adding an option orphans no finished run;
+    options that only say how a run is carried out do not enter either.
+    """
+    text = json.dumps({"options": identity(config), "seed": config.seed}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def to_json(config: RunConfig) -> dict[str, Any]:
+    """The whole tree as nested plain values."""
+    return dataclasses.asdict(config)
+
+
+def from_json(tree: Mapping[str, Any]) -> RunConfig:
+    """The configuration that `to_json` wrote; unknown keys and wrong types raise ValueError."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat.update({f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value})
+    return apply(RunConfig(), flat)

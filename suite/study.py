@@ -1,0 +1,147 @@
+"""What a study is: a base run, arms, seeds, and claims written down beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from suite.config import RunConfig, apply, differences, fingerprint
+from suite.registry import unknown
+
+SEED_MODEL = "seed model"
+"""Stands in a claim for the model before training: each run's own evaluation at step 0."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One alternative: a name and the options that it changes in the base."""
+
+    name: str
+    overrides: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    label: str = ""
+    """Shown in tables and figures; the name if empty."""
+
+    @property
+    def title(self) -> str:
+        return self.label or self.name
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A question and its alternatives. The first arm is the control and changes nothing."""
+
+    name: str
+    question: str
+    arms: tuple[Arm, ...]
+    sources: tuple[str, ...] = ()
+    needs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """Options that the base must have for the axis to make sense, such as `objective.name`."""
+
+    def __post_init__(self) -> None:
+        if not self.arms or self.arms[0].overrides:
+            raise ValueError(f"axis {self.name!r}: the first arm is the control and must change nothing")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement decided by the study's runs. Effects are in the metric's unit (a share: 0.03 = 3 points)."""
+
+    name: str
+    kind: Literal["better", "different", "equivalent"]
+    arm: str
+    than: str
+    """The other arm, or SEED_MODEL."""
+    smallest_effect: float
+    """The smallest difference of interest; for `equivalent` the margin."""
+    metric: str = "eval/test/accuracy"
+
+    def __post_init__(self) -> None:
+        if not self.smallest_effect > 0:
+            raise ValueError(f"claim {self.name!r}: smallest_effect is {self.smallest_effect} and must be above 0")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One arm under one seed: the unit of work."""
+
+    arm: str
+    seed: int
+    config: RunConfig
+    fingerprint: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm}-seed{self.seed}-{self.fingerprint[:8]}"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A base run, the arms to compare (the first is the control), the seeds, and the claims."""
+
+    name: str
+    question: str
+    base: RunConfig
+    arms: tuple[Arm, ...]
+    seeds: tuple[int, ...]
+    claims: tuple[Claim, ...] = ()
+    metric: str = "eval/test/accuracy"
+    """The metric of the table, taken at the last step."""
+
+    @property
+    def control(self) -> Arm:
+        return self.arms[0]
+
+    def arm(self, name: str) -> Arm:
+        """The arm called `name`; ValueError with near names if there is none."""
+        for arm in self.arms:
+            if arm.name == name:
+                return arm
+        raise unknown("arm", name, [arm.name for arm in self.arms], f"study {self.name!r}")
+
+    def config(self, arm: str, seed: int | None = None) -> RunConfig:
+        """The resolved configuration of an arm (under a seed)."""
+        overrides = dict(self.arm(arm).overrides)
+        return apply(self.base, overrides if seed is None else {**overrides, "seed": seed})
+
+    def cells(self) -> list[Cell]:
+        """Every arm under every seed, seed by seed, so that an interrupted study holds whole comparisons.
+
+        Raises ValueError if the study cannot be what it says: see `check`.
+        """
+        self.check()
+        out = []
+        for seed in self.seeds:
+            for arm in self.arms:
+                config = self.config(arm.name, seed)
+                out.append(Cell(arm.name, seed, config, fingerprint(config)))
+        return out
+
+    def differs(self, arm: str) -> dict[str, tuple[Any, Any]]:
+        """What an arm changes against the control: option -> (control's value, arm's value)."""
+        return differences(self.config(arm), self.config(self.control.name))
+
+    def check(self) -> None:
+        """Raises ValueError for repeated names or seeds, arms of one configuration, or claims on unknown arms."""
+        if not self.arms:
+            raise ValueError(f"study {self.name!r} has no arms")
+        if not self.seeds:
+            raise ValueError(f"study {self.name!r} has no seeds")
+        for kind, names in (("seed", self.seeds), ("arm", [arm.name for arm in self.arms])):
+            repeated = sorted({str(name) for name in names if list(names).count(name) > 1})
+            if repeated:
+                raise ValueError(f"study {self.name!r} names {kind} {', '.join(repeated)} more than once")
+        seen: dict[str, str] = {}
+        for arm in self.arms:
+            key = fingerprint(self.config(arm.name))
+            if key in seen:
+                raise ValueError(
+                    f"study {self.name!r}: arms {seen[key]!r} and {arm.name!r} resolve to the same configuration; "
+                    "drop one or change an option"
+                )
+            seen[key] = arm.name
+        for claim in self.claims:
+            for side in (claim.arm, claim.than):
+                if side != SEED_MODEL:
+                    self.arm(side)
