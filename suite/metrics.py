@@ -1,0 +1,347 @@
+"""Every metric and table that a run may log: what it is, in which unit, reduced over what.
+
+A name is fixed (`loss/kl`) or a pattern: `<benchmark>` stands for one segment of a path, `@k` for a number of samples.
+docs/metrics.md is `markdown()`; to write it anew after a change:
+`python -c "from suite.metrics import markdown; print(markdown(), end='')" > docs/metrics.md`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One row of docs/metrics.md."""
+
+    name: str
+    """The name it is logged under, or a pattern such as `eval/<benchmark>/avg@k`."""
+    formula: str
+    """What one value is, in symbols or one sentence."""
+    unit: str
+    """`nats`, `tokens`, `seconds`, `share` (0 to 1), ..."""
+    reduction: str
+    """What the value is a mean, a sum or an extreme over."""
+    trl: str = ""
+    """TRL's name of the same quantity, empty where it has none."""
+    verl: str = ""
+    """verl's name of the same quantity, empty where it has none."""
+
+
+@dataclass(frozen=True)
+class TableKind:
+    """A table that a run may log, with what its columns mean."""
+
+    name: str
+    columns: tuple[tuple[str, str], ...]
+
+
+_BATCH = "mean over all rollouts of the step's batch"
+_GROUPS = "share of the groups of the step's batch"
+_TRAINED = "over the trained tokens of an optimizer step; mean over the updates of the row"
+_PAIRS = "mean over the pairs of an optimizer step; mean over the updates of the row"
+_PROBE = "mean over the tokens of fresh samples on the fixed probe prompts, at temperature 1"
+_ONCE = "one value per step"
+_WALL = "wall clock of this process, one value per step"
+_RUN = "running sum since step 0; resuming does not count a step twice"
+_PROBLEMS = "mean over the benchmark's problems, one greedy completion each"
+_SAMPLES = "mean over problems of the mean over the samples of a problem"
+
+_METRICS = (
+    Metric("reward/mean", "R, the scalar reward of a rollout", "reward", _BATCH, "reward", "critic/score/mean"),
+    Metric(
+        "reward/std",
+        "standard deviation (ddof 1) of the rewards within a group",
+        "reward",
+        "mean over the groups of the step's batch",
+        "reward_std",
+    ),
+    Metric(
+        "reward/frac_groups_zero_std",
+        "groups whose rewards have a spread below the tolerance of the advantages: they carry no gradient",
+        "share",
+        _GROUPS,
+        "frac_reward_zero_std",
+    ),
+    Metric("reward/right_frac", "rollouts graded right", "share", _BATCH),
+    Metric("reward/no_answer_frac", "rollouts in which no answer was found (never counted as wrong)", "share", _BATCH),
+    Metric("reward/timeout_frac", "rollouts whose grading hit the time bound", "share", _BATCH),
+    Metric(
+        "loss/total",
+        "loss/policy + loss/preference + kl coefficient × loss/kl − entropy coefficient × loss/entropy",
+        "loss",
+        "mean over the updates of the row",
+    ),
+    Metric(
+        "loss/policy",
+        "−min(r A, clip(r, 1 − ε_low, 1 + ε_high) A), with r = exp(logprobs − denominator of the ratio reference)",
+        "loss",
+        "by the configured loss aggregation over an optimizer step; mean over the updates of the row",
+        "",
+        "actor/pg_loss",
+    ),
+    Metric(
+        "loss/preference",
+        "−log σ(β (Δ_chosen − Δ_rejected)), with Δ = Σ_t (logprobs − ref_logprobs) of a completion",
+        "loss",
+        _PAIRS,
+    ),
+    Metric(
+        "loss/kl",
+        "the configured estimate (k2, k3, k3+) of the KL to the reference, before its coefficient",
+        "nats",
+        "by the configured loss aggregation over an optimizer step; mean over the updates of the row",
+        "kl",
+        "actor/kl_loss",
+    ),
+    Metric(
+        "loss/entropy",
+        "H_t = logsumexp(z) − Σ_v softmax(z)_v z_v over the full vocabulary, before its coefficient",
+        "nats",
+        f"mean {_TRAINED}",
+        "entropy",
+        "actor/entropy",
+    ),
+    Metric(
+        "loss/clip_frac",
+        "tokens at which the clipped branch is taken: r > 1 + ε_high and A > 0, or r < 1 − ε_low and A < 0",
+        "share",
+        f"mean {_TRAINED}",
+        "clip_ratio/region_mean",
+        "actor/pg_clipfrac",
+    ),
+    Metric(
+        "loss/clip_frac_low", "tokens with r < 1 − ε_low and A < 0", "share", f"mean {_TRAINED}", "clip_ratio/low_mean"
+    ),
+    Metric(
+        "loss/clip_frac_high",
+        "tokens with r > 1 + ε_high and A > 0",
+        "share",
+        f"mean {_TRAINED}",
+        "clip_ratio/high_mean",
+    ),
+    Metric("loss/ratio_mean", "r, the importance ratio of a token", "ratio", f"mean {_TRAINED}"),
+    Metric(
+        "loss/ratio_max",
+        "r, the importance ratio of a token",
+        "ratio",
+        "largest over the trained tokens of all updates of the row",
+    ),
+    Metric(
+        "loss/grad_norm",
+        "L2 norm of the gradient of all parameters, before clipping",
+        "loss per parameter unit",
+        "mean over the updates of the row",
+        "grad_norm",
+        "actor/grad_norm",
+    ),
+    Metric("loss/trained_tokens", "completion tokens with a loss", "tokens", "sum over the updates of the row"),
+    Metric(
+        "loss/trained_sequences",
+        "completions with at least one trained token",
+        "sequences",
+        "sum over the updates of the row",
+    ),
+    Metric("dpo/pairs", "(chosen, rejected) pairs made of the step's groups", "pairs", "sum over the step's batch"),
+    Metric(
+        "dpo/skipped_groups",
+        "groups without both a right and a wrong rollout: they make no pair",
+        "groups",
+        "sum over the step's batch",
+    ),
+    Metric(
+        "dpo/accuracy",
+        "pairs whose implicit reward margin β (Δ_chosen − Δ_rejected) is above 0",
+        "share",
+        _PAIRS,
+        "rewards/accuracies",
+    ),
+    Metric(
+        "dpo/margin",
+        "implicit reward margin β (Δ_chosen − Δ_rejected)",
+        "implicit reward",
+        _PAIRS,
+        "rewards/margins",
+    ),
+    Metric("dpo/chosen_logprob", "Σ_t logprobs of the chosen completion", "nats", _PAIRS, "logps/chosen"),
+    Metric("dpo/rejected_logprob", "Σ_t logprobs of the rejected completion", "nats", _PAIRS, "logps/rejected"),
+    Metric(
+        "kl/ref",
+        "k1 estimate of KL(policy, reference): learner_logprobs − ref_logprobs; single values may be negative",
+        "nats",
+        "mean over the trained tokens of the step's batch",
+    ),
+    Metric(
+        "kl/sampler",
+        "sampler_logprobs − learner_logprobs: staleness and engine mismatch together",
+        "nats",
+        "mean over the sampled tokens of the step's batch",
+    ),
+    Metric("policy/entropy", "H_t over the full vocabulary, computed in fp32", "nats", _PROBE),
+    Metric(
+        "policy/probe_length",
+        "tokens of a fresh sample on a probe prompt, the end token counted",
+        "tokens",
+        "mean over the probe samples",
+    ),
+    Metric(
+        "policy/entropy_sampled",
+        "−sampler_logprobs: an unbiased entropy only on-policy at temperature 1 and top-p 1",
+        "nats",
+        "mean over the rollout tokens of the step's batch",
+    ),
+    Metric(
+        "length/mean_tokens",
+        "tokens of a rollout, the end token counted",
+        "tokens",
+        _BATCH,
+        "completions/mean_length",
+        "response_length/mean",
+    ),
+    Metric(
+        "length/min_tokens",
+        "tokens of a rollout, the end token counted",
+        "tokens",
+        "smallest over all rollouts of the step's batch",
+        "completions/min_length",
+        "response_length/min",
+    ),
+    Metric(
+        "length/max_tokens",
+        "tokens of a rollout, the end token counted",
+        "tokens",
+        "largest over all rollouts of the step's batch",
+        "completions/max_length",
+        "response_length/max",
+    ),
+    Metric(
+        "length/truncated_frac",
+        "rollouts stopped by the completion budget, not by the end token",
+        "share",
+        _BATCH,
+        "completions/clipped_ratio",
+        "response_length/clip_ratio",
+    ),
+    Metric(
+        "sync/loads",
+        "loads of weights into the generator, the one before step 0 counted; syncs = loads − 1",
+        "loads",
+        _RUN,
+    ),
+    Metric("sync/version", "step of the weights that sampled this step's rollouts", "optimizer steps", _ONCE),
+    Metric("sync/staleness", "step − sync/version", "optimizer steps", _ONCE),
+    Metric("optim/lr", "learning rate of the last update of the row", "1", _ONCE, "learning_rate", "actor/lr"),
+    Metric("time/sample_s", "sampling of the rollouts", "seconds", _WALL, "", "timing_s/gen"),
+    Metric("time/reward_s", "grading of the rollouts", "seconds", _WALL, "", "timing_s/reward"),
+    Metric("time/train_s", "forward, backward and optimizer", "seconds", _WALL, "", "timing_s/update_actor"),
+    Metric("time/eval_s", "evaluation and probe", "seconds", _WALL, "", "timing_s/testing"),
+    Metric("time/step_s", "the whole step", "seconds", _WALL, "", "timing_s/step"),
+    Metric(
+        "cost/generated_tokens", "tokens sampled for training (evaluation and probe are not counted)", "tokens", _RUN
+    ),
+    Metric("cost/trained_tokens", "completion tokens with a loss, once per update", "tokens", _RUN),
+    Metric("cost/prompts", "prompts drawn for training, a repeated one counted again", "prompts", _RUN),
+    Metric("eval/<benchmark>/accuracy", "greedy completions graded right", "share", _PROBLEMS),
+    Metric("eval/<benchmark>/avg@k", "samples graded right, k samples a problem", "share", _SAMPLES),
+    Metric(
+        "eval/<benchmark>/truncated_frac",
+        "completions stopped by the completion budget",
+        "share",
+        "mean over all evaluated completions",
+    ),
+    Metric(
+        "eval/<benchmark>/no_answer_frac",
+        "completions in which no answer was found",
+        "share",
+        "mean over all evaluated completions",
+    ),
+    Metric(
+        "eval/<benchmark>/mean_tokens",
+        "tokens of a completion, the end token counted",
+        "tokens",
+        "mean over all evaluated completions",
+    ),
+)
+
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _METRICS}
+"""Every metric by its name or pattern, in the order of docs/metrics.md."""
+
+TABLES: dict[str, TableKind] = {
+    "eval/<benchmark>/problems": TableKind(
+        "eval/<benchmark>/problems",
+        (
+            ("uid", "the problem"),
+            ("sample", "number of the completion: −1 the greedy one, 0 to k − 1 the samples"),
+            ("outcome", "right, wrong, no_answer or timeout"),
+            ("reward", "the scalar reward"),
+            ("truncated", "stopped by the completion budget"),
+            ("tokens", "tokens of the completion, the end token counted"),
+            ("completion", "the text"),
+        ),
+    )
+}
+"""Every table by its name or pattern."""
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    escaped = re.sub(r"<\w+>", "[^/]+", re.escape(name))
+    return re.compile(re.sub(r"@k$", r"@(k|[1-9]\\d*)", escaped))
+
+
+_PATTERNS = {name: _pattern(name) for name in (*METRICS, *TABLES)}
+
+
+@lru_cache(maxsize=4096)
+def _lookup(name: str, tables: bool) -> str:
+    known: Iterable[str] = TABLES if tables else METRICS
+    for candidate in known:
+        if _PATTERNS[candidate].fullmatch(name):
+            return candidate
+    near = get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"; near names: {', '.join(near)}" if near else ""
+    kind, where = ("table", "TABLES") if tables else ("metric", "METRICS")
+    raise ValueError(f"no {kind} is called {name!r}{hint} (describe a new one in suite.metrics.{where})")
+
+
+def describe(name: str) -> Metric:
+    """The description of the metric logged as `name`, be it a fixed name or an instance of a pattern.
+
+    Raises ValueError with near names where nothing describes it.
+    """
+    return METRICS[_lookup(name, False)]
+
+
+def describe_table(name: str) -> TableKind:
+    """The description of the table logged as `name`. Raises ValueError with near names where nothing describes it."""
+    return TABLES[_lookup(name, True)]
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def markdown() -> str:
+    """The whole text of docs/metrics.md."""
+    lines = [
+        "# Metrics",
+        "",
+        "Every value that a run logs to Weights & Biases, written from `suite/metrics.py`. `step`, the axis of all of",
+        "them, counts optimizer steps; a row may hold several updates of one rollout batch. `trained` tokens are the",
+        "completion tokens that carry a loss. Logarithms are natural. In a name, `<benchmark>` stands for the name of",
+        "a benchmark and `@k` for the number of samples. The last two columns give the name that TRL and verl log the",
+        "same quantity under; their reduction may differ.",
+        "",
+        _row(("name", "formula", "unit", "reduction", "TRL", "verl")),
+        _row(["---"] * 6),
+    ]
+    for m in METRICS.values():
+        names = [f"`{other}`" if other else "" for other in (m.trl, m.verl)]
+        lines.append(_row([f"`{m.name}`", m.formula, m.unit, m.reduction, *names]))
+    for table in TABLES.values():
+        lines += ["", f"## Table `{table.name}`", "", _row(("column", "meaning")), _row(["---"] * 2)]
+        lines += [_row((f"`{column}`", meaning)) for column, meaning in table.columns]
+    return "\n".join(lines) + "\n"
