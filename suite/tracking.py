@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
@@ -18,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from suite.metrics import describe, describe_table
+from suite.wandb_log import has_ended
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 RESERVED_COLUMNS = frozenset({"run_id", "arm", "seed", "step", "table"})
 """Columns that the reader adds to every logged table."""
 
+_END_S = 60.0
 _FLUSH_S = 1.0  # wandb's own 15 s would hide a running cell, and lose more of a killed one
 
 # each of these gives way to its environment variable (WANDB_SILENT, WANDB_CONSOLE, ...)
@@ -145,11 +148,17 @@ class Tracker:
             os.fsync(self._journal.fileno())
 
     def finish(self, exit_code: int = 0) -> None:
-        """End the run; everything logged is in the W&B file afterwards. A second call does nothing."""
-        if not self._journal.closed:
-            self.sync()
-            self._journal.close()
-            self._run.finish(exit_code=exit_code)
+        """End the run; everything logged is in the W&B file afterwards. A second call does nothing.
+
+        Raises TimeoutError when an offline file does not get its end within a minute.
+        """
+        if self._journal.closed:
+            return
+        self.sync()
+        self._journal.close()
+        self._run.finish(exit_code=exit_code)
+        if self._mode == "offline":
+            _wait_for_end(Path(self._run.settings.sync_file))
 
     def __enter__(self) -> Self:
         return self
@@ -216,6 +225,17 @@ def _init(
     run.define_metric("step")
     run.define_metric("*", step_metric="step")
     return run
+
+
+def _wait_for_end(path: Path) -> None:
+    """wandb closes the file of a finished run only after it has said that it is done."""
+    deadline = time.monotonic() + _END_S
+    pause = 0.001
+    while not has_ended(path):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{path}: W&B has not written the end of the run in {_END_S:.0f} s; is the disk full?")
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)
 
 
 def _number(name: str, value: Any) -> float | int:
