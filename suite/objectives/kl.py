@@ -44,7 +44,7 @@ def k3(logprobs_BT: torch.Tensor, ref_logprobs_BT: torch.Tensor) -> torch.Tensor
 def k3_plus(logprobs_BT: torch.Tensor, ref_logprobs_BT: torch.Tensor) -> torch.Tensor:
     """k3's value with k2's gradient, which is that of KL(pi, ref)."""
     squared_BT = k2(logprobs_BT, ref_logprobs_BT)
-    return k3(logprobs_BT, ref_logprobs_BT).detach() + squared_BT - squared_BT.detach()
+    return k3(logprobs_BT, ref_logprobs_BT).detach() + (squared_BT - squared_BT.detach())
 
 
 def resolve_kl_estimator(objective: ObjectiveConfig) -> KLEstimator:

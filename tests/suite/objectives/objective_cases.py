@@ -1,0 +1,226 @@
+"""One ragged rollout batch with unequal values everywhere, and every slot's formula in plain Python floats.
+
+The references are written from the papers, token by token; they share no code with the package.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from suite.batch import Batch
+from suite.config import RunConfig, apply
+from suite.grading import Verdict
+from suite.protocols import Completion, Prompt, Rollout
+
+Rows = list[list[float]]
+
+MASK = [
+    [1, 1, 1, 1, 1],
+    [1, 1, 1, 0, 0],
+    [1, 0, 0, 0, 0],
+    [0, 0, 0, 0, 0],
+    [1, 1, 0, 1, 0],
+    [1, 1, 0, 0, 0],
+    [1, 1, 1, 1, 0],
+]
+GROUP = [0, 0, 0, 0, 1, 1, 1]
+REWARDS = [1.0, 0.0, 1.0, 0.25, 0.5, 0.0, -0.75]
+BUDGET = 9
+BAD = (math.nan, 1e9, math.inf)
+
+
+def rows(seed: int, low: float, high: float) -> Rows:
+    """Reproducible values for every position."""
+    rng = random.Random(seed)
+    return [[rng.uniform(low, high) for _ in row] for row in MASK]
+
+
+LOGPROBS, LEARNER, SAMPLER, REF = (rows(seed, -2.5, -0.2) for seed in range(4))
+ENTROPY = rows(4, 0.1, 2.0)
+
+
+def tensor(values: Any) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def make_batch(mask: list[list[int]] = MASK, **changes: Any) -> Batch:
+    """The case as a batch in float64, one unit per row."""
+    batch = Batch(
+        input_ids_BL=torch.zeros((len(mask), len(mask[0]) + 2), dtype=torch.long),
+        attention_mask_BL=torch.ones((len(mask), len(mask[0]) + 2), dtype=torch.long),
+        mask_BT=torch.tensor(mask, dtype=torch.bool),
+        sampler_logprobs_BT=tensor(SAMPLER),
+        rewards_B=tensor(REWARDS),
+        group_B=torch.tensor(GROUP),
+        truncated_B=torch.zeros(len(mask), dtype=torch.bool),
+        units=[[row] for row in range(len(mask))],
+        learner_logprobs_BT=tensor(LEARNER),
+        ref_logprobs_BT=tensor(REF),
+    )
+    return replace(batch, **changes)
+
+
+def make_config(**objective: Any) -> RunConfig:
+    """Policy gradient unless named otherwise, with four updates per batch, so that the ratio is not 1."""
+    options: dict[str, Any] = {
+        "objective.name": "policy_gradient",
+        "objective.num_minibatches": 4,
+        "rollout.sync_period": 4,
+        "rollout.max_completion_length": BUDGET,
+        "objective.epsilon_low": 0.1,
+        "objective.epsilon_high": 0.4,
+    }
+    return apply(RunConfig(), options | {f"objective.{name}": value for name, value in objective.items()})
+
+
+def make_rollout(reward: float, sample: int = 0, uid: str = "p0") -> Rollout:
+    completion = Completion((5, 6), (-0.5, -0.25), "stop", 0)
+    return Rollout(Prompt(uid, "1+1", "2"), (3,), completion, "2", Verdict("right", "2", None), reward, sample)
+
+
+def step(objective: Any, batch: Batch, logprobs: Any = LOGPROBS, entropy: Any = ENTROPY, size: int = 0) -> Any:
+    """A whole step in micro-batches of `size` rows: (loss, d loss/d logprobs, d loss/d entropy, sums, maxima)."""
+    leaves = [tensor(logprobs).requires_grad_(), tensor(entropy).requires_grad_()]
+    denominators = objective.denominators(batch)
+    batch = replace(batch, targets=batch.targets | {"row": torch.arange(len(batch))})
+    loss, sums, maxima = torch.zeros((), dtype=torch.float64), {}, {}
+    for micro in batch.micro_batches(size):
+        index = micro.targets["row"]
+        part = objective.loss(micro, leaves[0][index], leaves[1][index], denominators)
+        part.loss.backward()
+        loss += part.loss.detach()
+        for name, value in part.sums.items():
+            sums[name] = sums.get(name, 0.0) + value
+        for name, value in part.maxima.items():
+            maxima[name] = max(maxima.get(name, -math.inf), value)
+    grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+    return float(loss), grads[0], grads[1], sums, maxima
+
+
+def poisoned(values: Any, bad: float, mask: list[list[int]] = MASK) -> torch.Tensor:
+    """The values with something impossible at every masked position."""
+    values = values if isinstance(values, torch.Tensor) else tensor(values)
+    return torch.where(torch.tensor(mask, dtype=torch.bool), values, torch.full_like(values, bad))
+
+
+def reference_for(table: dict[str, Any], name: str, kind: str) -> Any:
+    """The entry's reference; a new entry without one fails, saying where it belongs."""
+    if name not in table:
+        pytest.fail(f"{kind} {name!r} has no plain-Python reference; add it to the table in objective_cases.py")
+    return table[name]
+
+
+def numeric_gradient(function: Callable[[Rows], float], at: Rows, eps: float = 1e-6) -> torch.Tensor:
+    """Central differences of a plain-Python function of (B, T) values."""
+    out = [[0.0] * len(row) for row in at]
+    for b, row in enumerate(at):
+        for t in range(len(row)):
+            shifted = []
+            for sign in (1, -1):
+                moved = [list(r) for r in at]
+                moved[b][t] += sign * eps
+                shifted.append(function(moved))
+            out[b][t] = (shifted[0] - shifted[1]) / (2 * eps)
+    return tensor(out)
+
+
+def mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def trained(values: Rows, mask: list[list[int]]) -> list[list[float]]:
+    """The trained values of each sequence that has any."""
+    kept = [[v for v, m in zip(row, marks) if m] for row, marks in zip(values, mask)]
+    return [row for row in kept if row]
+
+
+AGGREGATION_REFERENCES: dict[str, Callable[[list[list[float]]], float]] = {
+    "token-mean": lambda sequences: mean(v for row in sequences for v in row),
+    "seq-mean-token-mean": lambda sequences: mean(mean(row) for row in sequences),
+    "seq-mean-token-sum": lambda sequences: mean(math.fsum(row) for row in sequences),
+    "seq-mean-token-sum-norm": lambda sequences: mean(math.fsum(row) / BUDGET for row in sequences),
+}
+
+KL_REFERENCES: dict[str, Callable[[float, float], float]] = {
+    "k1": lambda p, q: math.log(math.exp(p) / math.exp(q)),
+    "k2": lambda p, q: math.log(math.exp(q) / math.exp(p)) ** 2 / 2,
+    "k3": lambda p, q: math.exp(q) / math.exp(p) - math.log(math.exp(q) / math.exp(p)) - 1,
+    "k3+": lambda p, q: math.exp(q) / math.exp(p) - math.log(math.exp(q) / math.exp(p)) - 1,
+}
+
+
+def _clip(ratio: float, advantage: float, low: float, high: float) -> tuple[float, bool, bool]:
+    if advantage >= 0:
+        return -min(ratio, 1 + high) * advantage, False, ratio > 1 + high and advantage > 0
+    return -max(ratio, 1 - low) * advantage, ratio < 1 - low, False
+
+
+TRUST_REGION_REFERENCES: dict[str, Callable[[float, float, float, float], tuple[float, bool, bool]]] = {
+    "none": lambda ratio, advantage, low, high: (-ratio * advantage, False, False),
+    "clip": _clip,
+}
+
+
+def _group(returns: list[float], group: list[int], scale: str, eps: float) -> list[float]:
+    def deviation(values: list[float]) -> float:
+        centre = mean(values)
+        return math.sqrt(math.fsum((v - centre) ** 2 for v in values) / (len(values) - 1))
+
+    out = []
+    for value, mine in zip(returns, group):
+        members = [v for v, g in zip(returns, group) if g == mine]
+        if max(members) - min(members) <= 1e-6:
+            out.append(0.0)
+            continue
+        divisor = 1.0 if scale == "none" else deviation(members if scale == "group" else returns) + eps
+        out.append((value - mean(members)) / divisor)
+    return out
+
+
+ADVANTAGE_REFERENCES: dict[str, Callable[[list[float], list[int], str, float], list[float]]] = {"group": _group}
+
+
+def policy_gradient_reference(
+    config: RunConfig, logprobs: Rows, old: Rows, entropy: Rows, advantages: Rows, mask: list[list[int]] = MASK
+) -> dict[str, float]:
+    """The whole step's loss and its parts."""
+    o = config.objective
+    aggregate = AGGREGATION_REFERENCES[o.loss_agg_mode]
+    region = TRUST_REGION_REFERENCES[o.trust_region]
+    cells = [
+        [region(math.exp(p - q), a, o.epsilon_low, o.epsilon_high) for p, q, a in zip(*three)]
+        for three in zip(logprobs, old, advantages)
+    ]
+
+    def part(i: int) -> list[list[float]]:
+        return trained([[float(cell[i]) for cell in row] for row in cells], mask)
+
+    ratios = [
+        r for row in trained([[math.exp(p - q) for p, q in zip(*two)] for two in zip(logprobs, old)], mask) for r in row
+    ]
+    out = {
+        "loss/policy": aggregate(part(0)),
+        "loss/clip_frac_low": mean(v for row in part(1) for v in row),
+        "loss/clip_frac_high": mean(v for row in part(2) for v in row),
+        "loss/ratio_mean": mean(ratios),
+        "loss/ratio_max": max(ratios),
+    }
+    out["loss/clip_frac"] = out["loss/clip_frac_low"] + out["loss/clip_frac_high"]
+    out["loss"] = out["loss/policy"]
+    if o.kl == "loss":
+        k = KL_REFERENCES["k3" if o.kl_estimator == "auto" else o.kl_estimator]
+        out["loss/kl"] = aggregate(trained([[k(p, q) for p, q in zip(*two)] for two in zip(logprobs, REF)], mask))
+        out["loss"] += o.kl_coef * out["loss/kl"]
+    if o.entropy_coef:
+        mode = {"token": "token-mean", "sequence": "seq-mean-token-mean"}[o.entropy_mean]
+        out["loss/entropy"] = AGGREGATION_REFERENCES[mode](trained(entropy, mask))
+        out["loss"] -= o.entropy_coef * out["loss/entropy"]
+    return out
