@@ -1,0 +1,138 @@
+"""What a study declared before it ran, as the sweep wrote it down in `study.json`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from suite.study import Claim
+
+if TYPE_CHECKING:
+    from reports.load import StudyData
+
+
+@dataclass(frozen=True)
+class DeclaredArm:
+    """One arm as declared: what it changes against the control, and why it cannot differ, if it cannot."""
+
+    name: str
+    label: str
+    differs: Mapping[str, tuple[Any, Any]]
+    inert: str | None = None
+
+
+@dataclass(frozen=True)
+class DeclaredCell:
+    """One arm under one seed, with the sweep's word on where it stands."""
+
+    arm: str
+    seed: int
+    name: str
+    fingerprint: str
+    status: str
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A study's declaration. `found` is False where it had to be inferred from the runs."""
+
+    name: str
+    question: str
+    metric: str
+    control: str
+    arms: tuple[DeclaredArm, ...]
+    seeds: tuple[int, ...]
+    claims: tuple[Claim, ...] = ()
+    cells: tuple[DeclaredCell, ...] = ()
+    commit: str = ""
+    dirty: bool = False
+    versions: Mapping[str, str] = field(default_factory=dict)
+    command: str = ""
+    exploratory: tuple[str, ...] = ()
+    found: bool = True
+
+    @property
+    def target(self) -> str:
+        """What `suite run` was given: the study's name, or the file that it came from."""
+        words = shlex.split(self.command)
+        if words[1:2] == ["run"] and len(words) > 2 and not words[2].startswith("-"):
+            return words[2]
+        return self.name
+
+    def reproduce(self, arm: str, seed: int) -> str:
+        """The command that runs one cell again."""
+        return f"suite run {shlex.quote(self.target)} --arm {shlex.quote(arm)} --seed {seed}"
+
+
+def declaration(folder: Path, data: StudyData) -> Declaration:
+    """The declaration in `folder`/study.json; inferred from the runs, and marked so, where there is no such file.
+
+    Raises ValueError, naming the file and the key, for a file that is no declaration.
+    """
+    path = folder / "study.json"
+    if not path.is_file():
+        return _inferred(folder.name, data)
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        return _parsed(raw)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    except KeyError as error:
+        raise ValueError(f"{path} has no key {error}; it is not a study's declaration") from error
+
+
+def _parsed(raw: Mapping[str, Any]) -> Declaration:
+    arms = tuple(
+        DeclaredArm(arm["name"], arm.get("label") or arm["name"], _pairs(arm.get("differs")), arm.get("inert"))
+        for arm in raw["arms"]
+    )
+    cells = tuple(
+        DeclaredCell(
+            cell["arm"],
+            int(cell["seed"]),
+            cell.get("name", ""),
+            cell.get("fingerprint", ""),
+            cell.get("status", "waiting"),
+            cell.get("error"),
+        )
+        for cell in raw.get("cells", ())
+    )
+    return Declaration(
+        name=raw["name"],
+        question=raw.get("question", ""),
+        metric=raw["metric"],
+        control=raw["control"],
+        arms=arms,
+        seeds=tuple(int(seed) for seed in raw["seeds"]),
+        claims=tuple(Claim(**claim) for claim in raw.get("claims", ())),
+        cells=cells,
+        commit=raw.get("commit") or "",
+        dirty=bool(raw.get("dirty")),
+        versions=raw.get("versions") or {},
+        command=raw.get("command") or "",
+        exploratory=tuple(raw.get("exploratory", ())),
+    )
+
+
+def _inferred(name: str, data: StudyData) -> Declaration:
+    runs = data.runs
+    names = [str(arm) for arm in dict.fromkeys(runs["arm"])] if len(runs) else []
+    configs = {str(row["arm"]): row["config"] for row in runs.to_dict("records")}
+    # the control is the arm that changes nothing; without one, the first
+    control = next((arm for arm in names if not (configs[arm] or {}).get("differs")), names[0] if names else "")
+    names.sort(key=lambda arm: arm != control)
+    arms = []
+    for arm in names:
+        config = configs[arm] or {}
+        arms.append(DeclaredArm(arm, config.get("label") or arm, _pairs(config.get("differs"))))
+    seeds = tuple(sorted({int(seed) for seed in runs["seed"]})) if len(runs) else ()
+    return Declaration(name, "", "eval/test/accuracy", control, tuple(arms), seeds, found=False)
+
+
+def _pairs(differs: Mapping[str, Iterable[Any]] | None) -> dict[str, tuple[Any, Any]]:
+    return {name: (control, arm) for name, (control, arm) in (differs or {}).items()}
