@@ -1,0 +1,44 @@
+"""DPO or GRPO; each arm replaces the whole objective, so that no option of the other is left behind."""
+
+from suite.config import ObjectiveConfig
+from suite.study import Arm, Axis
+
+GRPO = ObjectiveConfig(
+    name="policy_gradient",
+    advantage="group",
+    scale_rewards="none",
+    trust_region="clip",
+    loss_agg_mode="seq-mean-token-sum",
+    kl="loss",
+    kl_coef=0.001,
+    kl_estimator="k3",
+)
+"""GRPO as the paper's text has it (eq. 1): the group's mean subtracted, no std, token sums; KL as in Table 4."""
+
+GRPO_CODE = ObjectiveConfig(
+    name="policy_gradient",
+    advantage="group",
+    scale_rewards="group",
+    trust_region="clip",
+    loss_agg_mode="seq-mean-token-mean",
+    kl="loss",
+    kl_coef=0.001,
+    kl_estimator="k3",
+)
+"""GRPO as the paper's code has it: divided by the std, mean over the tokens of each sequence."""
+
+AXIS = Axis(
+    name="objective",
+    question="Does it matter whether the rewards train preference pairs or a policy gradient?",
+    arms=(
+        Arm("control", label="DPO"),
+        Arm("grpo", {"objective": GRPO}, "GRPO"),
+        Arm("grpo_code", {"objective": GRPO_CODE}, "GRPO, as in the code"),
+    ),
+    sources=(
+        "Lanchantin et al. 2025, arXiv 2506.21495, eq. 1 and 3, Table 4",
+        "fairseq2, online_finetune/_grpo.py (std and token means)",
+        "Liu et al. 2025, arXiv 2503.20783 (no division by length or std)",
+    ),
+    needs={"objective.name": "dpo"},
+)

@@ -1,0 +1,151 @@
+"""What each option may be: ranges, choices, and who reads it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from suite.config import RunConfig, flatten
+from suite.registry import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The finite numbers from `low` to `high`; an open end is left out."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    low_open: bool = False
+    high_open: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.low if self.low_open else value >= self.low
+        below = value < self.high if self.high_open else value <= self.high
+        return math.isfinite(value) and above and below
+
+    def __str__(self) -> str:
+        parts = []
+        if math.isfinite(self.low):
+            parts.append(f"{'above' if self.low_open else 'at least'} {self.low:g}")
+        if math.isfinite(self.high):
+            parts.append(f"{'below' if self.high_open else 'at most'} {self.high:g}")
+        return " and ".join(parts) or "finite"
+
+
+_COUNT, _FROM_ZERO, _POSITIVE = Range(1), Range(0), Range(0, low_open=True)
+_MASS, _DECAY = Range(0, 1, low_open=True), Range(0, 1, high_open=True)
+
+RANGES: dict[str, Range] = {
+    "seed": _FROM_ZERO,
+    "task.max_prompt_length": _COUNT,
+    "rollout.num_prompts": _COUNT,
+    "rollout.num_generations": _COUNT,
+    "rollout.temperature": _POSITIVE,
+    "rollout.top_p": _MASS,
+    "rollout.top_k": _FROM_ZERO,
+    "rollout.max_completion_length": _FROM_ZERO,
+    "rollout.sync_period": _COUNT,
+    "rollout.fixed_batches": _COUNT,
+    "rollout.chunk_size": _COUNT,
+    "reward.shaping_coef": Range(),
+    "objective.beta": _POSITIVE,
+    "objective.advantage_eps": _FROM_ZERO,
+    "objective.epsilon_low": _MASS,
+    "objective.epsilon_high": _POSITIVE,
+    "objective.kl_coef": _FROM_ZERO,
+    "objective.entropy_coef": _FROM_ZERO,
+    "objective.num_minibatches": _COUNT,
+    "objective.num_epochs": _COUNT,
+    "optim.lr": _POSITIVE,
+    "optim.beta1": _DECAY,
+    "optim.beta2": _DECAY,
+    "optim.eps": _POSITIVE,
+    "optim.weight_decay": _FROM_ZERO,
+    "optim.max_grad_norm": _FROM_ZERO,
+    "optim.warmup_steps": _FROM_ZERO,
+    "optim.micro_batch_size": _FROM_ZERO,
+    "eval.every": _COUNT,
+    "eval.validation_problems": _FROM_ZERO,
+    "eval.test_problems": _FROM_ZERO,
+    "eval.num_samples": _FROM_ZERO,
+    "eval.temperature": _POSITIVE,
+    "eval.top_p": _MASS,
+    "eval.probe_prompts": _COUNT,
+    "eval.probe_samples": _COUNT,
+    "train.steps": _COUNT,
+    "train.checkpoint_every": _FROM_ZERO,
+    "train.keep_checkpoints": _COUNT,
+}
+"""What every numeric option may be."""
+
+
+def registries() -> dict[str, Registry[Any]]:
+    """The options that name an entry of a registry, and the registry. Imports torch."""
+    from suite import objectives, rewards, tasks
+
+    return {
+        "task.name": tasks.TASKS,
+        "reward.shaping": rewards.SHAPINGS,
+        "objective.name": objectives.OBJECTIVES,
+        "objective.pair_rule": objectives.PAIR_RULES,
+        "objective.advantage": objectives.ADVANTAGES,
+        "objective.trust_region": objectives.TRUST_REGIONS,
+        "objective.loss_agg_mode": objectives.AGGREGATIONS,
+        "objective.kl_estimator": objectives.KL_ESTIMATORS,
+    }
+
+
+@functools.cache
+def _literals() -> dict[str, tuple[Any, ...]]:
+    hints = {
+        f"{section}.{name}": hint
+        for section, kind in get_type_hints(RunConfig).items()
+        if dataclasses.is_dataclass(kind)
+        for name, hint in get_type_hints(kind).items()
+    }
+    return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
+
+
+def choices() -> dict[str, tuple[Any, ...]]:
+    """Every option that takes one of a few values, and the values: the literals and the registered names."""
+    out = dict(_literals())
+    out.update({option: tuple(registry) for option, registry in registries().items()})
+    out["objective.kl_estimator"] = ("auto", *out["objective.kl_estimator"])
+    return out
+
+
+def reads(config: RunConfig) -> frozenset[str]:
+    """The options that something looks at under this configuration, whatever their values."""
+    from suite.objectives import objective_reads
+
+    table = registries()
+    loop = {name for name in flatten(config) if not name.startswith(("task.", "reward.", "objective."))}
+    loop -= {"rollout.reference_sync"} | ({"rollout.fixed_batches"} if config.rollout.source != "fixed" else set())
+    loop |= {"task.name", "reward.shaping"}
+    task, shaping = table["task.name"].entry(config.task.name), table["reward.shaping"].entry(config.reward.shaping)
+    return frozenset(loop) | task.reads | shaping.reads | objective_reads(config)
+
+
+def _with(config: RunConfig, option: str, value: Any) -> RunConfig:
+    """`apply` for one option whose type is right already: many are tried."""
+    section, _, name = option.partition(".")
+    return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **{name: value})})
+
+
+def who_reads(config: RunConfig, option: str) -> str:
+    """Which change of one choice, or else of two, would make something read the option."""
+    slots = [(name, value, f"{name} = {value}") for name, values in choices().items() for value in values]
+    slots.append(("objective.entropy_coef", 1.0, "objective.entropy_coef above 0"))
+    one, two, here = [], [], reads(config)
+    for name, value, words in slots:
+        changed = _with(config, name, value)
+        if option in reads(changed):
+            one.append(words)
+        elif reads(changed) != here and not one:
+            others = ((_with(changed, other, v), w) for other, v, w in slots if other != name)
+            two += [f"{words} and {w}" for both, w in others if option in reads(both)]
+    found = one or two
+    return f"it is read with {' or '.join(found)}" if found else "leave it at its default"

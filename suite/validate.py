@@ -1,0 +1,282 @@
+"""Refuses a configuration that cannot mean what it says, and finds options that cannot act.
+
+A refused option is an error before any work: out of range, unknown, clashing, or read by nothing. An
+inert one is a report: it is read, but provably changes nothing under this configuration.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from suite.config import RunConfig, apply, check_types, differences, flatten, identity
+from suite.options import RANGES, choices, reads, who_reads
+from suite.registry import unknown
+from suite.seed_model import recipe
+
+
+def validate(config: RunConfig) -> None:
+    """Raises ValueError with one sentence (option, value, what would be right) unless the configuration can run.
+
+    Checked in this order: types, ranges, names of slots, options that nothing reads, clashes. Imports torch.
+    """
+    check_types(config)
+    values = flatten(config)
+    for option, allowed in RANGES.items():
+        if values[option] != "inf" and values[option] not in allowed:
+            raise ValueError(f"{option} is {values[option]} and must be {allowed}")
+    for option, names in choices().items():
+        if values[option] not in names:
+            raise unknown(option, values[option], names)
+    defaults, read = flatten(RunConfig()), reads(config)
+    for option, value in values.items():
+        if option not in read and value != defaults[option]:
+            raise ValueError(f"{option} is {value!r}, but nothing reads it here; {who_reads(config, option)}")
+    for clash in _CLASHES:
+        for sentence in clash(config):
+            raise ValueError(sentence)
+
+
+def _check_steps(config: RunConfig) -> Iterator[str]:
+    period, updates = config.rollout.sync_period, config.updates_per_batch
+    if period != "inf" and period % updates:
+        near = max(round(period / updates), 1) * updates
+        yield (
+            f"rollout.sync_period is {period} and must be a multiple of the {updates} optimizer steps per rollout "
+            f"batch (objective.num_minibatches x objective.num_epochs), such as {near}, or inf"
+        )
+    if config.train.steps % updates:
+        yield f"train.steps is {config.train.steps} and must be a multiple of the {updates} steps per rollout batch"
+    if config.objective.num_minibatches > config.rollout.num_prompts:
+        yield (
+            f"objective.num_minibatches is {config.objective.num_minibatches} and must be at most "
+            f"rollout.num_prompts, {config.rollout.num_prompts}"
+        )
+    if config.optim.micro_batch_size == 1 and "objective.pair_rule" in reads(config):
+        yield "optim.micro_batch_size is 1, but the two sequences of a pair stay together; it must be 0 or at least 2"
+
+
+def _check_source(config: RunConfig) -> Iterator[str]:
+    source, period = config.rollout.source, config.rollout.sync_period
+    if source != "generator" and period != "inf":
+        yield (
+            f"rollout.source is {source!r}, so the generator is never loaded again; "
+            f"rollout.sync_period is {period} and must be inf"
+        )
+    if source != "external":
+        return
+    if "objective.pair_rule" not in reads(config):
+        yield (
+            f"rollout.source = 'external' gives preference pairs, which objective.name = {config.objective.name!r} "
+            "cannot train on; take 'dpo'"
+        )
+    for option in ("task.chosen_column", "task.rejected_column"):
+        if option in reads(config) and not flatten(config)[option]:
+            yield f"{option} is empty; rollout.source = 'external' needs the name of the column"
+
+
+def _check_task(config: RunConfig) -> Iterator[str]:
+    values, read = flatten(config), reads(config)
+    for option in ("task.source", "task.problem_column", "task.answer_column"):
+        if option in read and not values[option]:
+            yield f"{option} is empty; task.name = {config.task.name!r} needs it"
+    if "task.template" in read and "{problem}" not in config.task.template:
+        yield f"task.template is {config.task.template!r} and must contain {{problem}}"
+    path = config.model.path
+    if not path:
+        yield "model.path is empty; it must be a hub id, a folder or seed:NAME"
+    elif path.startswith("seed:"):
+        recipe(path.removeprefix("seed:"))
+    elif Path(path).is_dir() or path.startswith(("/", ".", "~")):
+        from suite.policy import resolve_path
+
+        resolve_path(path)
+
+
+def _check_group(config: RunConfig) -> Iterator[str]:
+    size, objective = config.rollout.num_generations, config.objective
+    if size >= 2 or config.rollout.source == "external":
+        return
+    read = reads(config)
+    if "objective.pair_rule" in read:
+        yield f"rollout.num_generations is {size} and must be at least 2: a pair is two rollouts of one prompt"
+    if "objective.advantage" in read and objective.advantage == "group":
+        yield f"rollout.num_generations is {size} and must be at least 2: alone, a rollout equals its group's mean"
+    if "objective.scale_rewards" in read and objective.scale_rewards == "group":
+        yield f"rollout.num_generations is {size} and must be at least 2 for objective.scale_rewards = 'group'"
+
+
+def _check_objective(config: RunConfig) -> Iterator[str]:
+    from suite.objectives import resolve_ratio_reference
+
+    objective, read = config.objective, reads(config)
+    if objective.kl == "loss" and objective.kl_estimator == "k1":
+        yield (
+            "objective.kl_estimator is 'k1', whose gradient in the loss is zero in expectation; "
+            "with objective.kl = 'loss' take k2, k3 or k3+"
+        )
+    truncated = config.rollout.top_p < 1 or config.rollout.top_k > 0
+    if truncated and "objective.ratio_reference" in read and resolve_ratio_reference(config) == "generator":
+        yield (
+            f"rollout.top_p is {config.rollout.top_p} and rollout.top_k is {config.rollout.top_k}, but the ratio to "
+            "the generator needs log-probs over the whole vocabulary; take top_p = 1 and top_k = 0, "
+            "or objective.ratio_reference = 'learner'"
+        )
+
+
+_CLASHES: tuple[Callable[[RunConfig], Iterator[str]], ...] = (
+    _check_steps,
+    _check_source,
+    _check_task,
+    _check_group,
+    _check_objective,
+)
+
+
+Changes = dict[str, tuple[Any, str]]
+"""Option -> (the value that gives the same run, why it does)."""
+
+
+def effective(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
+    """The plainest configuration that provably computes the same run, and for each option that it sets back, why.
+
+    Two configurations with equal effective configurations give equal results under equal seeds. The
+    configuration must be valid. Not every equality is found: only those that hold whatever the data.
+    """
+    reasons: dict[str, str] = {}
+    for rule in _RULES:
+        values = flatten(config)
+        changes = {name: change for name, change in rule(config).items() if values[name] != change[0]}
+        if changes:
+            config = apply(config, {name: value for name, (value, _) in changes.items()})
+        reasons.update({name: why for name, (_, why) in changes.items()})
+    return config, reasons
+
+
+def inert_reason(config: RunConfig, control: RunConfig) -> str | None:
+    """Why an arm cannot differ from its control, or None if it can. The seed is left aside."""
+    (plain, why), (plain_control, why_control) = effective(config), effective(control)
+    if identity(plain) != identity(plain_control):
+        return None
+    changed = differences(config, control)
+    if not changed:
+        return "it changes nothing"
+    reasons = {name: why.get(name) or why_control.get(name) for name in changed}
+    known = dict.fromkeys(f"{name}: {reason}" for name, reason in reasons.items() if reason)
+    return "; ".join(known) or "it only changes how the run is carried out"
+
+
+def _never_synced(config: RunConfig) -> Changes:
+    """A period of N steps or more has no sync: syncs follow at s, 2s, ... < N."""
+    period, steps = config.rollout.sync_period, config.train.steps
+    changes: Changes = {}
+    if period != "inf" and period >= steps and period > config.updates_per_batch:
+        changes["rollout.sync_period"] = ("inf", f"no sync falls within {steps} steps")
+        period = "inf"
+    if period == "inf":
+        changes["rollout.reference_sync"] = ("none", "the generator is never synced, so the reference is not either")
+    return changes
+
+
+def _fixed_set(config: RunConfig) -> Changes:
+    """A fixed set that outlasts the run is never reused."""
+    batches = math.ceil(config.train.steps / config.updates_per_batch)
+    if config.rollout.source == "fixed" and config.rollout.fixed_batches >= batches:
+        why = f"the fixed set is not reused within {batches} rollout batches"
+        plain = _DEFAULTS["rollout.fixed_batches"]
+        return {"rollout.source": ("generator", why), "rollout.fixed_batches": (plain, why)}
+    return {}
+
+
+def _given_pairs(config: RunConfig) -> Changes:
+    """Given pairs are not sampled, nor chosen from a group."""
+    if config.rollout.source == "external":
+        why = "given pairs are not sampled"
+        names = ("num_generations", "top_p", "top_k")
+        changes: Changes = {f"rollout.{name}": (_DEFAULTS[f"rollout.{name}"], why) for name in names}
+        return {**changes, "objective.pair_rule": (_DEFAULTS["objective.pair_rule"], "the pairs are given")}
+    why = "no pairs are given"
+    return {name: (_DEFAULTS[name], why) for name in ("task.chosen_column", "task.rejected_column")}
+
+
+def _kl(config: RunConfig) -> Changes:
+    """A KL term of weight 0, and the estimators that `auto` or detaching make equal."""
+    objective = config.objective
+    if "objective.kl" not in reads(config) or objective.kl == "none":
+        return {}
+    if objective.kl_coef == 0:
+        why = "objective.kl_coef is 0"
+        return {
+            "objective.kl": ("none", why),
+            "objective.kl_coef": (_DEFAULTS["objective.kl_coef"], why),
+            "objective.kl_estimator": ("auto", why),
+            "rollout.reference_sync": ("none", why),
+        }
+    auto = "k1" if objective.kl == "reward" else "k3"
+    if objective.kl_estimator == auto:
+        return {"objective.kl_estimator": ("auto", f"auto is {auto} for objective.kl = {objective.kl!r}")}
+    if objective.kl == "reward" and objective.kl_estimator == "k3+":
+        return {"objective.kl_estimator": ("k3", "in the reward no gradient flows, and the value of k3+ is that of k3")}
+    return {}
+
+
+def _ratio(config: RunConfig) -> Changes:
+    """The ratio to the learner is exactly 1 at the first update of a batch, and with U = 1 there is no other."""
+    from suite.objectives import ratio_is_one, resolve_ratio_reference
+
+    if "objective.ratio_reference" not in reads(config):
+        return {}
+    changes: Changes = {}
+    reference = resolve_ratio_reference(config)
+    if config.objective.trust_region in ("clip", "none") and ratio_is_one(config):
+        why = "the ratio to the learner is 1 at the only update of a batch"
+        for name in ("objective.trust_region", "objective.epsilon_low", "objective.epsilon_high"):
+            changes[name] = (_DEFAULTS[name], why)
+    if resolve_ratio_reference(apply(config, {"objective.ratio_reference": "auto"})) == reference:
+        changes["objective.ratio_reference"] = ("auto", f"auto is {reference} here")
+    return changes
+
+
+def _scaling(config: RunConfig) -> Changes:
+    """A batch of one prompt is one group."""
+    one_group = config.rollout.num_prompts == 1 and config.objective.scale_rewards == "batch"
+    return {"objective.scale_rewards": ("group", "the batch is one group")} if one_group else {}
+
+
+def _entropy(config: RunConfig) -> Changes:
+    if config.objective.entropy_coef:
+        return {}
+    names = ("objective.entropy_over", "objective.entropy_mean")
+    return {name: (_DEFAULTS[name], "objective.entropy_coef is 0") for name in names}
+
+
+def _schedule(config: RunConfig) -> Changes:
+    """The rate is at its peak from the last step of the warm-up on, and there once whatever the schedule."""
+    if config.optim.warmup_steps >= config.train.steps - 1:
+        return {"optim.schedule": (_DEFAULTS["optim.schedule"], "the warm-up lasts to the end")}
+    if config.optim.warmup_steps == 1 and config.optim.schedule == "constant":
+        return {"optim.warmup_steps": (0, "a warm-up of one step is none")}
+    return {}
+
+
+def _unread(config: RunConfig) -> Changes:
+    """What no part reads once the other rules have been applied."""
+    read = reads(config)
+    return {name: (value, "nothing reads it here") for name, value in _DEFAULTS.items() if name not in read}
+
+
+_DEFAULTS = flatten(RunConfig())
+
+_RULES: tuple[Callable[[RunConfig], Changes], ...] = (
+    _never_synced,
+    _fixed_set,
+    _given_pairs,
+    _kl,
+    _ratio,
+    _scaling,
+    _entropy,
+    _schedule,
+    _unread,
+)
