@@ -1,14 +1,13 @@
 r"""Is an answer right? One verdict per completion, in bounded time, whatever a model writes.
 
 `grade(gold, completion)` for one, `Grader.grade_batch` for many. The answer is the last `\boxed{...}` (or the whole
-completion), compared with the gold answer first as text (`suite.grading_text`), then as mathematics by math-verify under
-stricter rules (`suite.grading_math`), in processes that can be killed (`suite.grading_pool`). Every policy, and what stays
-wrong, is in docs/grading.md. The names follow math-verify 0.9.0.
+completion), compared with the gold answer first as text (`suite.grading_text`), then as mathematics by math-verify
+under stricter rules (`suite.grading_math`), in processes that can be killed (`suite.grading_pool`). Every policy, and
+what stays wrong, is in docs/grading.md.
 """
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import threading
 import time
@@ -56,8 +55,8 @@ def extract(completion: str, extraction: Extraction = "boxed") -> str | None:
     r"""The answer in a completion, as written, without the space around it; None where there is none.
 
     `boxed`: the content of the last `\boxed{...}` or `\fbox{...}` with balanced braces; an unclosed one is no answer.
-    `whole`: the completion. Either way what stands between `<think>` and `</think>` is not an answer. An empty answer is
-    none. ValueError for another `extraction`.
+    `whole`: the completion. Either way what stands between `<think>` and `</think>` is not an answer. An empty answer
+    is none. ValueError for another `extraction`.
     """
     if extraction not in ("boxed", "whole"):
         raise ValueError(f"extraction must be 'boxed' or 'whole', got {extraction!r}")
@@ -85,12 +84,12 @@ def check_versions() -> dict[str, str]:
 class Grader:
     """Grades batches: verdicts in order, one per pair, in bounded time.
 
-    `workers` processes are started when first needed: not for batches that text alone decides (integers, equal strings),
-    unless `want_raw`. `deadline_s` seconds bound one comparison and the raw verdict each; `batch_deadline_s` a whole
-    batch (default: four single deadlines and 50 ms per pair), after which the remaining verdicts are timeouts that are
-    not remembered; starting the workers counts. `memory_gib` bounds each worker. Verdicts, timeouts too, are remembered
-    for `cache_size` different pairs. `counters` counts outcomes, cache hits, worker replacements and the disagreements
-    with math-verify (`raw_only_right`, `ours_only_right`). Safe to use from several threads.
+    `workers` processes are started when first needed: not for batches that text alone decides (integers, equal
+    strings), unless `want_raw`. `deadline_s` seconds bound one comparison, and one raw verdict; `batch_deadline_s` a
+    whole batch, the start of workers included (default: four single deadlines and 50 ms per pair), after which the
+    remaining verdicts are timeouts that are not remembered. `memory_gib` bounds each worker. Verdicts, timeouts too,
+    are remembered for `cache_size` different pairs. `counters` counts outcomes, cache hits, worker replacements and
+    disagreements with math-verify (`raw_only_right`, `ours_only_right`). Safe to use from several threads.
     """
 
     def __init__(
@@ -104,8 +103,8 @@ class Grader:
     ) -> None:
         if workers < 1 or deadline_s <= 0 or memory_gib <= 0 or cache_size < 0:
             raise ValueError(
-                f"a grader needs workers >= 1, deadline_s > 0, memory_gib > 0 and cache_size >= 0, got workers={workers}, "
-                f"deadline_s={deadline_s}, memory_gib={memory_gib}, cache_size={cache_size}"
+                "a grader needs workers >= 1, deadline_s > 0, memory_gib > 0 and cache_size >= 0, got "
+                f"workers={workers}, deadline_s={deadline_s}, memory_gib={memory_gib}, cache_size={cache_size}"
             )
         if batch_deadline_s is not None and batch_deadline_s <= 0:
             raise ValueError(f"batch_deadline_s must be positive or None, got {batch_deadline_s}")
@@ -146,8 +145,8 @@ class Grader:
     def grade_batch(self, pairs: Sequence[tuple[str, str]], *, extraction: Extraction = "boxed") -> list[Verdict]:
         """One verdict per (gold, completion) pair, in order.
 
-        A gold answer that holds a box itself (a worked solution) counts by its box. ValueError for a gold answer that is
-        empty or not text.
+        A gold answer that holds a box itself (a worked solution) counts by its box. ValueError for a gold answer that
+        is empty or not text.
         """
         pairs = list(pairs)
         budget = 4 * self.deadline_s + 0.05 * len(pairs) if self.batch_deadline_s is None else self.batch_deadline_s
@@ -163,19 +162,9 @@ class Grader:
         return verdicts
 
     def _judge(self, golds: list[str], answers: list[str | None], until: float) -> list[Reply]:
-        replies: list[Reply | None] = []
-        jobs: list[Job | None] = []
-        for gold, answer in zip(golds, answers, strict=True):
-            reply, job = Reply("no_answer"), None
-            if answer is not None:
-                wanted, given = clean(gold), clean(answer)
-                same = compare(wanted, given)
-                reply = Reply("right" if same else "wrong", ("by_text",))
-                job = Job("judge", wanted.body, given.body) if same is None else None
-            replies.append(None if job else reply)
-            jobs.append(job)
-        asked = self._ask([job for job in jobs if job], until)
-        return [reply or asked[job] for reply, job in zip(replies, jobs, strict=True) if reply or job]
+        decided = [_by_text(gold, answer) for gold, answer in zip(golds, answers, strict=True)]
+        asked = self._ask([job for job in decided if isinstance(job, Job)], until)
+        return [asked[found] if isinstance(found, Job) else found for found in decided]
 
     def _ask_raw(
         self, golds: list[str], completions: list[str], replies: list[Reply], until: float
@@ -240,6 +229,17 @@ def _gold(gold: object, position: int) -> str:
     return (last_box(gold) or gold).strip()
 
 
+def _by_text(gold: str, answer: str | None) -> Reply | Job:
+    """The verdict where text alone gives one, else the question for a worker."""
+    if answer is None:
+        return Reply("no_answer")
+    wanted, given = clean(gold), clean(answer)
+    same = compare(wanted, given)
+    if same is None:
+        return Job("judge", wanted.body, given.body)
+    return Reply("right" if same else "wrong", ("by_text",))
+
+
 def _key(job: Job) -> bytes:
     """Completions are long and many: the cache keeps their digest only."""
     return hashlib.blake2b(
@@ -253,9 +253,8 @@ _default_lock = threading.Lock()
 
 def grade(gold: str, completion: str, *, extraction: Extraction = "boxed") -> Verdict:
     """The verdict on one completion, by a grader of one worker that all callers in this process share."""
-    global _default  # noqa: PLW0603 - started at the first call, closed at exit
+    global _default
     with _default_lock:
         if _default is None:
             _default = Grader()
-            atexit.register(_default.close)
     return _default.grade_batch([(gold, completion)], extraction=extraction)[0]

@@ -8,7 +8,7 @@ bounded from outside, by killing the process (`suite.grading_pool`). Both answer
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import product
 
@@ -27,6 +27,7 @@ TIMEOUT_S = 5  # of one parse or one comparison; an int, because a float silentl
 DECIMALS = 1e-6  # a decimal must agree with the gold answer to six decimals ...
 SIGNIFICANT = 5e-6  # ... and to six significant digits
 EXACT = 1e-12  # relative difference below which two exact numbers are one number
+SAMPLED = 1e-9  # relative difference of two expressions at a sample point that is rounding
 MIN_SAMPLES = 4
 _SAMPLES = [
     Rational(p, q) for p, q in ((7, 5), (-13, 7), (23, 11), (3, 8), (-2, 9), (41, 6), (17, 13), (-29, 4), (5, 3))
@@ -61,6 +62,8 @@ def judge(gold: str, answer: str) -> Reply:
         return _equal(wanted, given)
     except (TimeoutException, MemoryError):
         return Reply("timeout")
+    except Exception:  # noqa: BLE001 - the parser raises anything; what it cannot read is not the gold answer
+        return Reply("wrong", ("sympy_error",))
 
 
 def raw(gold: str, completion: str) -> Reply:
@@ -71,6 +74,8 @@ def raw(gold: str, completion: str) -> Reply:
         return _verify_any(product(wanted, given))
     except (TimeoutException, MemoryError):
         return Reply("timeout")
+    except Exception:  # noqa: BLE001 - math-verify's own rule: what it cannot read is wrong
+        return Reply("wrong", ("sympy_error",))
 
 
 def _parse(latex: str) -> Basic | MatrixBase | None:
@@ -96,15 +101,22 @@ def _parse_gold_as_readme(gold: str) -> list[Basic | MatrixBase | str]:
 def _equal(wanted: Basic | MatrixBase, given: Basic | MatrixBase) -> Reply:
     if _is_law(wanted) and not isinstance(given, Relational):
         return Reply("wrong")  # math-verify would accept 5 for x + y = 5
-    numbers = timeout(TIMEOUT_S)(_equal_numbers)(wanted, given)
-    if numbers is not None:
-        return Reply("right" if numbers else "wrong")
+    for compare in (_equal_numbers, _equal_at_samples):
+        settled = _attempt(compare, wanted, given)
+        if settled is not None:
+            return Reply("right" if settled else "wrong")
     reply = _verify_any([(wanted, given)], allow_set_relation_comp=True)
-    if reply.outcome == "wrong" and timeout(TIMEOUT_S)(_equal_at_samples)(wanted, given):
-        return Reply("right", reply.flags)
-    if reply.outcome == "right" and timeout(TIMEOUT_S)(_parts_differ)(wanted, given):
+    if reply.outcome == "right" and _attempt(_parts_differ, wanted, given):
         return Reply("wrong")
     return reply
+
+
+def _attempt(compare: Callable[[object, object], bool | None], wanted: object, given: object) -> bool | None:
+    """A comparison of ours within its time; None, which leaves the matter to math-verify, where sympy fails at it."""
+    try:
+        return timeout(TIMEOUT_S)(compare)(wanted, given)
+    except Exception:  # noqa: BLE001 - sympy raises anything on expressions that have no value
+        return None
 
 
 def _verify_any(pairs: Iterable[tuple[object, object]], allow_set_relation_comp: bool = False) -> Reply:
@@ -155,7 +167,7 @@ def _equal_numbers(wanted: object, given: object) -> bool | None:
         if i and k:
             continue  # both signs dropped says no more than both kept
         scale, gap = abs(one.evalf(30)), abs(one.evalf(30) - other.evalf(30)).evalf(30)
-        if not all(number.is_Float or number.is_zero for number in (scale, gap)):
+        if not (_is_real(scale) and _is_real(gap)):
             return None  # infinite, undefined or too hard to evaluate: left to math-verify
         if gap > (min(DECIMALS, SIGNIFICANT * scale) if approximate else EXACT * scale):
             continue
@@ -165,26 +177,33 @@ def _equal_numbers(wanted: object, given: object) -> bool | None:
     return False
 
 
-def _equal_at_samples(wanted: object, given: object) -> bool:
-    """Whether two real expressions of the same variables agree wherever one of them is real, at fixed points.
+def _equal_at_samples(wanted: object, given: object) -> bool | None:
+    """Whether two real expressions of the same variables agree at fixed points, None where that settles nothing.
 
-    What sympy's simplification leaves open, as in sqrt(1/n) and 1/sqrt(n), which differ for a complex n only.
+    A difference where both are real is one; agreement counts only where one is real exactly where the other is. It
+    spares simplifying most wrong answers and settles what simplifying leaves open: sqrt(1/n) and 1/sqrt(n) differ for
+    a complex n only.
     """
     if not (isinstance(wanted, Expr) and isinstance(given, Expr)) or wanted.has(I) or given.has(I):
-        return False
+        return None
     names = sorted(wanted.free_symbols, key=str)
     if not 1 <= len(names) <= 4 or given.free_symbols != wanted.free_symbols:
-        return False
-    compared = 0
+        return None
+    compared, same_domain = 0, True
     for shift in range(len(_SAMPLES)):
         point = {name: _SAMPLES[(shift + 3 * place) % len(_SAMPLES)] for place, name in enumerate(names)}
         one, other = wanted.subs(point).evalf(30), given.subs(point).evalf(30)
-        if one.is_Float is not True and other.is_Float is not True:
-            continue
-        if not (one.is_Float and other.is_Float) or abs(one - other) > EXACT * abs(one):
-            return False
-        compared += 1
-    return compared >= MIN_SAMPLES
+        real, real_too = _is_real(one), _is_real(other)
+        same_domain &= real == real_too
+        if real and real_too:
+            if abs(one - other) > SAMPLED * max(abs(one), abs(other)):
+                return False
+            compared += 1
+    return True if same_domain and compared >= MIN_SAMPLES else None
+
+
+def _is_real(number: Expr) -> bool:
+    return bool(number.is_Float or number.is_zero)
 
 
 def _parts(expression: object) -> tuple[object, ...] | None:

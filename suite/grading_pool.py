@@ -1,10 +1,10 @@
 """Worker processes that compare answers, and that can be killed.
 
-`WorkerPool.run` returns one reply per job, in order, by its deadline, whatever the answers are. Why processes: no timeout
-inside a process stops every computation that a model's answer can ask for (`9^{9^{9^9}}`), and math-verify's own timeouts
-work in a main thread only. A worker is this module run as a program (no fork, no pickle, no torch); parent and worker
-exchange JSON, each message behind its length. It ends when its parent ends: its input closes, and on Linux the kernel
-kills it.
+`WorkerPool.run` returns one reply per job, in order, by its deadline, whatever the answers are. Why processes: no
+timeout inside a process stops every computation that a model's answer can ask for (`9^{9^{9^9}}`), and math-verify's
+own timeouts work in a main thread only. A worker is this module run as a program (no fork, no pickle, no torch);
+parent and worker exchange JSON, each message behind its length. It ends when its parent ends: its input closes, and on
+Linux the kernel kills it.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ class _Worker:
 class WorkerPool:
     """Up to `workers` processes, started with the first job, each driven by a thread of its own.
 
-    A job that takes longer than `deadline_s` is a timeout: its worker is killed and replaced. A job whose worker dies is
-    tried once more and is then an error. Safe to use from several threads and after a fork. RuntimeError where a worker
-    cannot start.
+    A job that takes longer than `deadline_s` is a timeout: its worker is killed and replaced. A job whose worker dies
+    is tried once more and is then an error. Safe to use from several threads and after a fork. RuntimeError where a
+    worker cannot start.
     """
 
     def __init__(self, workers: int, deadline_s: float, memory_gib: float) -> None:
@@ -240,8 +240,8 @@ class WorkerPool:
         except (EOFError, TimeoutError) as error:
             worker.stop()
             raise RuntimeError(
-                f"a grading worker did not start (exit status {worker.process.returncode}): see its messages on stderr, "
-                "and check that math-verify can be imported and that memory_gib is at least 0.5"
+                f"a grading worker did not start (exit status {worker.process.returncode}): see its messages on "
+                "stderr, and check that math-verify can be imported and that memory_gib is at least 0.5"
             ) from error
         self._live[slot] = worker
         return worker

@@ -139,7 +139,7 @@ _UNIT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A cleaned answer: its body, the unit taken off it (canonical where known), whether it is words and not formulas."""
+    """A cleaned answer: its body, the unit taken off it (canonical where known), whether it is plain words."""
 
     body: str
     unit: str | None
