@@ -260,19 +260,31 @@ class ServerRun:
         self.exit_code = exit_code
 
 
+@pytest.mark.parametrize(
+    ("received", "attempts", "sent"),
+    [
+        # of 10 rows 6 arrived, then all
+        ([0, 6, 14], [(0, 10), (8, 13), (13, 14)], [[*range(10)], [6, 7, 8, *range(8, 13)], [13]]),
+        # all arrived, then the server lost the run, then all arrived again
+        ([0, 10, 0, 11], [(0, 10), (5, 8), (7, 9), (8, 9)], [[*range(10)], [5, 6, 7], [*range(6), 5, 6, 7, 7, 8], [8]]),
+    ],
+)
 def test_an_online_resume_sends_only_what_the_server_lacks(
-    track: Callable[..., Tracker], monkeypatch: pytest.MonkeyPatch
+    received: list[int],
+    attempts: list[tuple[int, int]],
+    sent: list[list[int]],
+    track: Callable[..., Tracker],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    server = [ServerRun(0), ServerRun(6), ServerRun(14)]  # of 10 rows, 6 arrived; of the 14 after that, all
-    monkeypatch.setattr("suite.tracking._init", lambda *_: server.pop(0))
-    runs = list(server)
-    for start, stop in ((0, 10), (8, 13), (13, 14)):
+    runs = [ServerRun(count) for count in received]
+    waiting = iter(runs)
+    monkeypatch.setattr("suite.tracking._init", lambda *_: next(waiting))
+    for start, stop in attempts:
         tracker = track(run_id="r", resume_step=start)
         for step in range(start, stop):
             tracker.log(step, {"reward/mean": step})
         tracker.finish()
-    sent = [[row["step"] for row in run.rows] for run in runs]
-    assert sent == [list(range(10)), [6, 7, 8, *range(8, 13)], [13]]
+    assert [[row["step"] for row in run.rows] for run in runs] == sent
 
 
 def test_docs_and_metrics_agree() -> None:
