@@ -61,6 +61,8 @@ def draw(report: Mapping[str, Any]) -> list[dict[str, Any]]:
         for item in found:
             if item is not None:
                 figure = item.pop("figure")
+                figure.draw_without_rendering()
+                figure.set_layout_engine("none")  # laid out once, for both files
                 figures.append({**item, "svg": _bytes(figure, "svg"), "png": _bytes(figure, "png")})
     return figures
 
@@ -267,24 +269,9 @@ def _direct_labels(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
         top = places[i + 1] - (heights[i + 1] + heights[i]) / 2 if i + 1 < len(places) else places[i] - over
         places[i] = min(places[i], top)
     for (value, _, colour), text, place in zip(order, texts, places):
-        axes.annotate(
-            text,
-            xy=(1.0, (value - low) / (high - low)),
-            xytext=(1.035, place),
-            xycoords="axes fraction",
-            textcoords="axes fraction",
-            color=colour,
-            va="center",
-            fontsize=9,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": colour,
-                "linewidth": 0.6,
-                "shrinkA": 0,
-                "shrinkB": 0,
-                "relpos": (0, 0.5),
-            },
-        )
+        at = [(value - low) / (high - low), place]
+        axes.plot([1.0, 1.03], at, transform=axes.transAxes, color=colour, linewidth=0.6, clip_on=False)
+        axes.text(1.035, place, text, transform=axes.transAxes, color=colour, va="center", fontsize=9)
 
 
 def _sync(report: Mapping[str, Any]) -> dict[str, Any] | None:

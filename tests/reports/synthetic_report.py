@@ -7,12 +7,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from reports.build import build
-from reports.load import StudyData
 from synthetic import Synthetic
 
+from reports.build import build
+from reports.load import StudyData
 
-def report_of(study: Synthetic, *formats: str, source: StudyData | None = None) -> tuple[dict[str, Any], dict[str, str]]:
+
+def report_of(
+    study: Synthetic, *formats: str, source: StudyData | None = None
+) -> tuple[dict[str, Any], dict[str, str]]:
     """report.json as read back, and every text file written, by name."""
     with tempfile.TemporaryDirectory() as name:
         folder = study.write(Path(name) / study.name)

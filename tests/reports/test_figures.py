@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
 from synthetic import Synthetic
+from synthetic_report import report_of
 
 from reports.figures import PALETTE, _direct_labels, _figure, colours, draw
-from synthetic_report import report_of
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +54,15 @@ def test_labels_of_lines_that_end_together_do_not_overlap() -> None:
     axes = _figure(6, 4).add_subplot()
     axes.set_ylim(0, 1)
     _direct_labels(axes, [(0.5, "one", "k"), (0.5, "two", "k"), (0.501, "three", "k"), (0.98, "four", "k")])
-    places = sorted(text.xyann[1] for text in axes.texts)  # type: ignore[attr-defined]
-    assert all(b - a >= 0.06 for a, b in zip(places, places[1:]))
+    places = sorted(text.get_position()[1] for text in axes.texts)
+    assert all(b - a >= 0.06 for a, b in itertools.pairwise(places))
     assert places[-1] < 1.04
 
 
 def test_a_label_with_a_dollar_sign_is_text() -> None:
-    study = Synthetic(arms=("offline", "online"), labels={"offline": "cost $1$ & <b>", "online": r"\frac_{$"}, claims=[])
+    study = Synthetic(
+        arms=("offline", "online"), labels={"offline": "cost $1$ & <b>", "online": r"\frac_{$"}, claims=[]
+    )
     assert draw(report_of(study, "json")[0])
 
 

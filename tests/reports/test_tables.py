@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from synthetic import LABELS, Synthetic
+from synthetic_report import report_of
 
 from reports.build import build
 from reports.tables import MINUS, escape_latex, escape_markdown, interval_words, seeds_words, show, terminal_lines
-from synthetic_report import report_of
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_latex_table_is_balanced_booktabs_whatever_the_names() -> None:
     study = Synthetic(labels={**LABELS, "semi": NASTY})
     _, files = report_of(study, "latex")
     text = files["table.tex"]
-    assert [rule for rule in re.findall(r"\\(toprule|midrule|bottomrule)", text)] == [
+    assert re.findall(r"\\(toprule|midrule|bottomrule)", text) == [
         "toprule", "midrule", "midrule", "bottomrule",
     ]  # fmt: skip
     assert re.findall(r"\\begin\{(\w+)\}", text) == re.findall(r"\\end\{(\w+)\}", text)[::-1] == ["table", "tabular"]
