@@ -35,8 +35,7 @@ def test_fingerprint_is_the_hash_of_what_differs_and_the_seed():
 
 
 def test_values_equal_to_their_defaults_do_not_enter():
-    defaults = {name: value for name, value in flatten(RunConfig()).items()}
-    assert fingerprint(apply(RunConfig(), defaults)) == fingerprint(RunConfig())
+    assert fingerprint(apply(RunConfig(), flatten(RunConfig()))) == fingerprint(RunConfig())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -75,6 +75,15 @@ def test_unknown_slots_suggest_near_names(option, value, near):
     assert repr(near) in message
 
 
+def _words(changed):
+    """Why a configuration is refused; empty if it is not."""
+    try:
+        validate(changed)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def _other(name, value):
     """Another value of an objective's option, within its range."""
     known = choices().get(f"objective.{name}")
@@ -86,16 +95,13 @@ def _other(name, value):
 @pytest.mark.parametrize("family", ["dpo", "policy_gradient"])
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(ObjectiveConfig)])
 def test_every_objective_option_is_read_or_refused(family, name):
-    """Under either family an option that is not read must be refused; one that is read is refused for another reason."""
+    """Under either family an option that is not read is refused; one that is read may be, for another reason only."""
     if name in ("name", "advantage", "pair_rule"):  # choices of one, or the family itself
         pytest.skip("has no other value")
     base = config({"objective.name": family})
     changed = apply(base, {f"objective.{name}": _other(name, getattr(base.objective, name))})
     if f"objective.{name}" in reads(changed):
-        try:
-            validate(changed)
-        except ValueError as error:
-            assert "nothing reads it" not in str(error)
+        assert "nothing reads it" not in _words(changed)
     else:
         with pytest.raises(ValueError, match="nothing reads it") as caught:
             validate(changed)

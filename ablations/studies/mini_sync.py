@@ -1,0 +1,24 @@
+"""The paper's comparison in miniature: offline, semi-online and online DPO, and GRPO."""
+
+from ablations.axes.objective import GRPO
+from suite.config import RunConfig, apply
+from suite.study import SEED_MODEL, Arm, Claim, Study
+
+STUDY = Study(
+    name="mini_sync",
+    question="How often must the generator be synchronised with the learner, and does GRPO do better than DPO?",
+    base=apply(RunConfig(), {"objective.beta": 0.1, "optim.lr": 3e-5}),
+    arms=(
+        Arm("online", {}, "online DPO, s=1"),
+        Arm("semi_online", {"rollout.sync_period": 10}, "semi-online DPO, s=10"),
+        Arm("offline", {"rollout.sync_period": "inf"}, "offline DPO, s=∞"),
+        Arm("grpo", {"objective": GRPO}, "GRPO, s=1"),
+    ),
+    seeds=(0, 1, 2, 3, 4),
+    claims=(
+        Claim("online beats offline", "better", "online", "offline", smallest_effect=0.03),
+        Claim("semi-online equals online", "equivalent", "semi_online", "online", smallest_effect=0.03),
+        Claim("offline beats the seed model", "better", "offline", SEED_MODEL, smallest_effect=0.03),
+        Claim("GRPO differs from online DPO", "different", "grpo", "online", smallest_effect=0.03),
+    ),
+)

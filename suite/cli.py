@@ -1,0 +1,199 @@
+"""The command line: parses, calls, prints.
+
+Everything heavy is imported inside the commands, so that `suite --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from suite.config import RunConfig
+
+app = tyro.extras.SubcommandApp()
+axes_app = tyro.extras.SubcommandApp()
+new_app = tyro.extras.SubcommandApp()
+
+Word = tyro.conf.Positional[str]
+Words = tyro.conf.UseAppendAction[tuple[str, ...]]
+Files = tyro.conf.UseAppendAction[tuple[Path, ...]]
+Place = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]
+Url = Annotated[str | None, tyro.conf.arg(metavar="URL")]
+Seeds = Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="INT [INT ...]")]
+Flag = tyro.conf.FlagCreatePairsOff[bool]
+Format = Literal["html", "md", "csv", "latex", "json"]
+
+
+@app.command
+def train(
+    config: Annotated[RunConfig, tyro.conf.arg(name="")] = RunConfig(),  # noqa: B008  frozen
+    name: str = "run",
+    folder: Place = None,
+    plugin: Files = (),
+) -> int:
+    """Train one run and write its folder.
+
+    Args:
+        config: The run.
+        name: Names the run in its folder and in W&B.
+        folder: Where its results go; by default runs/train/NAME-IDENTITY below the current folder.
+        plugin: A Python file that is imported first; what it registers can be chosen. May be given again.
+    """
+    from suite.commands.single import train as command
+
+    return command(config, name, folder, plugin)
+
+
+@app.command
+def run(
+    study: Word,
+    workers: int | Literal["auto"] = 2,
+    seeds: Seeds = None,
+    arm: Words = (),
+    axis: Words = (),
+    dry_run: Flag = False,
+    folder: Place = None,
+    storage: Url = None,
+    rerun_stale: Flag = False,
+    allow_mixed: Flag = False,
+) -> int:
+    """Run what is missing of a study; interrupted, run it again.
+
+    Args:
+        study: A study's name (see `suite studies`) or the path of a file that defines STUDY.
+        workers: Processes that run cells side by side; auto: one a core, as far as memory goes.
+        seeds: Only these seeds, of the study's own.
+        arm: Only this arm. May be given again.
+        axis: Vary this axis (a name or a path) around the study's base, instead of its own arms. May be given again.
+        dry_run: Show cells, differences, inert arms and cost, and run nothing.
+        folder: The study's folder; by default runs/STUDY below the current folder.
+        storage: URL of the Optuna storage; by default an SQLite file in the study's folder.
+        rerun_stale: Run finished cells again whose arm or code has changed.
+        allow_mixed: Record other library versions or code, instead of refusing them.
+    """
+    from suite.commands.study import run as command
+
+    return command(study, workers, seeds, arm, axis, dry_run, folder, storage, rerun_stale, allow_mixed)
+
+
+@app.command
+def status(study: Word, folder: Place = None, storage: Url = None) -> int:
+    """How far a study is: cells done, running, waiting and failed.
+
+    Args:
+        study: A study's name, the path of its file, or its folder.
+        folder: The study's folder; by default runs/STUDY below the current folder.
+        storage: As given to `suite run`.
+    """
+    from suite.commands.study import status as command
+
+    return command(study, folder, storage)
+
+
+@app.command
+def retry(study: Word, arm: Words = (), folder: Place = None, storage: Url = None) -> int:
+    """Queue a study's failed cells again, for the next `suite run`.
+
+    Args:
+        study: A study's name, the path of its file, or its folder.
+        arm: Only this arm. May be given again.
+        folder: The study's folder; by default runs/STUDY below the current folder.
+        storage: As given to `suite run`.
+    """
+    from suite.commands.study import retry as command
+
+    return command(study, arm, folder, storage)
+
+
+@app.command
+def report(study: Word, folder: Place = None, out: Place = None, format: tuple[Format, ...] = ()) -> int:
+    """Write a study's report from its W&B files and print the verdicts.
+
+    Args:
+        study: A study's name, the path of its file, or its folder.
+        folder: The study's folder; by default runs/STUDY below the current folder.
+        out: Where the report goes; by default the folder `report` in the study's folder.
+        format: Which files to write; all by default.
+    """
+    from suite.commands.study import report as command
+
+    return command(study, folder, out, format)
+
+
+@app.command
+def studies() -> int:
+    """The studies that come with the project."""
+    from suite.commands.catalogue import studies as command
+
+    return command()
+
+
+@axes_app.command(name="list", is_default=True)
+def axes_list() -> int:
+    """The axes that come with the project."""
+    from suite.commands.catalogue import axes as command
+
+    return command()
+
+
+@axes_app.command(name="show")
+def axes_show(name: Word) -> int:
+    """What each arm of an axis changes, and where that comes from.
+
+    Args:
+        name: The axis' name or the path of its file.
+    """
+    from suite.commands.catalogue import show_axis as command
+
+    return command(name)
+
+
+@new_app.command(name="axis")
+def new_axis(name: Word, folder: Place = None) -> int:
+    """Write the file of a new axis, a working example to be changed.
+
+    Args:
+        name: A Python name, such as length_penalty.
+        folder: Where the file goes; by default the project's own axes.
+    """
+    from suite.commands.catalogue import new_axis as command
+
+    return command(name, folder)
+
+
+@app.command
+def doctor(folder: Path = Path("runs")) -> int:
+    """What this machine can run, and what to install for the rest.
+
+    Args:
+        folder: Where runs would lie.
+    """
+    from suite.commands.catalogue import doctor as command
+
+    return command(folder)
+
+
+app.command(axes_app, name="axes", help="The axes: what can be varied, and what each arm changes.")
+app.command(new_app, name="new", help="Start a file of your own.")
+
+
+def main(args: list[str] | None = None) -> int:
+    """The console script. Exit codes: 0; 1 for failed cells; 2 for a mistake, said in one line; 130 for Ctrl-C.
+
+    SUITE_TRACEBACK=1 shows where a mistake was found.
+    """
+    description = "Ablation studies of reinforcement learning for language models, from grid to table."
+    try:
+        names = (tyro.conf.PositionalMetavarFromFieldName,)
+        return int(app.cli(prog="suite", description=description, args=args, config=names))
+    except ValueError as error:
+        if os.environ.get("SUITE_TRACEBACK") == "1":
+            raise
+        print(f"suite: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130

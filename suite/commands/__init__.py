@@ -1,0 +1,1 @@
+"""What the commands of `suite` do, behind the thin command line."""

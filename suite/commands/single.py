@@ -1,0 +1,73 @@
+"""`suite train`: one run, outside of any study."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from suite.commands.catalogue import console
+from suite.config import RunConfig, apply, differences, fingerprint
+from suite.registry import import_file
+
+_SHOWN = ("reward/mean", "eval/validation/accuracy", "policy/entropy")
+
+
+@contextmanager
+def _stop_once() -> Iterator[list[int]]:
+    """The first Ctrl-C is noted, so that a checkpoint can be written; the second interrupts."""
+    heard: list[int] = []
+
+    def hear(number: int, _: FrameType | None) -> None:
+        heard.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, hear)
+    try:
+        yield heard
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def train(config: RunConfig, name: str, folder: Path | None, plugins: Sequence[Path]) -> int:
+    """Train one run, or go on with it; print its last metrics. 1 if it fails, 130 if it was stopped."""
+    from ablations.axis import check_name
+    from suite.validate import effective, validate
+
+    check_name("run", name)
+    for plugin in plugins:
+        import_file(plugin)
+    config = apply(config, {})
+    validate(config)
+    screen = console()
+    for option, reason in effective(config)[1].items():
+        if option in differences(config, RunConfig()):
+            screen.print(f"note   {option} changes nothing, {reason}", highlight=False)
+    from suite.run import Interrupted, NonFiniteLoss, Progress, RunInfo, run
+
+    folder = folder or Path("runs") / "train" / f"{name}-{fingerprint(config)[:8]}"
+    changed = {option: list(pair) for option, pair in differences(config, RunConfig()).items()}
+    with _stop_once() as heard, screen.status("loading") as line:
+
+        def show(progress: Progress) -> None:
+            shown = {name: progress.metrics[name] for name in _SHOWN if name in progress.metrics}
+            words = "".join(f"   {name} {value:.3f}" for name, value in shown.items())
+            line.update(f"step {progress.step} of {progress.steps}{words}")
+
+        try:
+            info = RunInfo("train", name, name, changed)
+            metrics = run(config, folder, info, on_progress=show, stop=lambda: bool(heard))
+        except Interrupted as stopped:
+            print(f"suite: {stopped}; the same command goes on from there", file=sys.stderr)
+            return 130
+        except NonFiniteLoss as error:
+            print(f"suite: the run failed: {error}; see {folder / 'failure'}", file=sys.stderr)
+            return 1
+    for metric in sorted(metrics):
+        if metric.startswith(("eval/", "policy/", "cost/")):
+            screen.print(f"{metric:32} {metrics[metric]:.6g}", highlight=False)
+    screen.print(f"results  {folder}", highlight=False, soft_wrap=True)
+    return 0
