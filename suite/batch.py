@@ -1,4 +1,4 @@
-"""Rollouts as tensors: prompts padded on the left, completions on the right; column L - T holds each first completion token."""
+"""Rollouts as tensors: prompts padded on the left, completions on the right."""
 
 from __future__ import annotations
 
@@ -81,25 +81,34 @@ class Batch:
         return [self.take(part) for part in parts]
 
 
+def pad(
+    prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]], pad_id: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ids (B, L), attention (B, L) and completion mask (B, T): prompts padded on the left, completions on the right."""
+    width = max((len(p) for p in prompts), default=1)
+    budget = max((len(c) for c in completions), default=1)
+    ids = torch.full((len(prompts), width + budget), pad_id, dtype=torch.long)
+    attention = torch.zeros((len(prompts), width + budget), dtype=torch.long)
+    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        tokens = prompt + completion
+        start = width - len(prompt)
+        ids[row, start : start + len(tokens)] = torch.tensor(tokens)
+        attention[row, start : start + len(tokens)] = 1
+    return ids, attention, attention[:, width:].bool()
+
+
 def collate(selected: Selected, pad_id: int, group_of: Sequence[int]) -> Batch:
     """Tensors from selected rollouts, token for token as sampled. `group_of` gives each row's prompt index."""
     rollouts = selected.rollouts
-    width = max((len(r.prompt_ids) for r in rollouts), default=1)
-    budget = max((len(r.completion.token_ids) for r in rollouts), default=1)
-    rows = len(rollouts)
-    ids = torch.full((rows, width + budget), pad_id, dtype=torch.long)
-    attention = torch.zeros((rows, width + budget), dtype=torch.long)
-    logprobs = torch.zeros((rows, budget))
+    prompts, completions = [r.prompt_ids for r in rollouts], [r.completion.token_ids for r in rollouts]
+    ids, attention, mask = pad(prompts, completions, pad_id)
+    logprobs = torch.zeros(mask.shape)
     for row, rollout in enumerate(rollouts):
-        tokens = rollout.prompt_ids + rollout.completion.token_ids
-        start = width - len(rollout.prompt_ids)
-        ids[row, start : start + len(tokens)] = torch.tensor(tokens)
-        attention[row, start : start + len(tokens)] = 1
         logprobs[row, : len(rollout.completion.logprobs)] = torch.tensor(rollout.completion.logprobs)
     return Batch(
         input_ids_BL=ids,
         attention_mask_BL=attention,
-        mask_BT=attention[:, width:].bool(),
+        mask_BT=mask,
         sampler_logprobs_BT=logprobs,
         rewards_B=torch.tensor([r.reward for r in rollouts], dtype=torch.float32),
         group_B=torch.tensor(list(group_of), dtype=torch.long),
@@ -107,3 +116,8 @@ def collate(selected: Selected, pad_id: int, group_of: Sequence[int]) -> Batch:
         units=selected.units,
         targets={name: torch.tensor(values, dtype=torch.float32) for name, values in selected.targets.items()},
     )
+
+
+def masked_mean(values_BT: torch.Tensor, mask_BT: torch.Tensor) -> float:
+    """Mean over the masked-in positions, in float64; NaN if there are none."""
+    return float(values_BT[mask_BT].double().mean())

@@ -1,0 +1,86 @@
+"""One run in its folder: validated, recorded, tracked, resumed, finished once."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from suite.config import RunConfig, fingerprint, to_json
+
+
+class Interrupted(Exception):
+    """A stop was asked for; a checkpoint is written."""
+
+
+class NonFiniteLoss(RuntimeError):
+    """The loss or its gradient is no number; the batch is saved in the run's folder."""
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """Where a run belongs."""
+
+    study: str
+    arm: str
+    label: str
+    differs: dict[str, list[Any]]
+    """Option -> [the control's value, this arm's value]."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is, with the latest value of each metric."""
+
+    step: int
+    steps: int
+    metrics: dict[str, float]
+
+
+def run(
+    config: RunConfig,
+    folder: Path,
+    info: RunInfo,
+    *,
+    on_progress: Callable[[Progress], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> dict[str, float]:
+    """Train to the end, from the folder's newest whole checkpoint if there is one; returns the final metrics.
+
+    A finished run is not run again: its metrics are read from `result.json`. `stop` is polled between
+    rollout batches; when it says so, a checkpoint is written and Interrupted raised. Raises ValueError for a
+    configuration that cannot run and for a folder that holds another one; NonFiniteLoss as it says.
+    """
+    from suite.checkpoint import write_json
+    from suite.provenance import provenance
+    from suite.tracking import Tracker
+    from suite.train import restore, train
+    from suite.validate import validate
+
+    validate(config)
+    identity, code = fingerprint(config), provenance()
+    record = {"fingerprint": identity, "seed": config.seed, **asdict(info), **code, "run": to_json(config)}
+    described = folder / "config.json"
+    if described.is_file():
+        found = json.loads(described.read_text(encoding="utf-8"))["fingerprint"]
+        if found != identity:
+            raise ValueError(f"{folder} holds run {found}, and this configuration is {identity}; take another folder")
+    result = folder / "result.json"
+    if result.is_file():
+        return dict(json.loads(result.read_text(encoding="utf-8"))["metrics"])
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(described, record)
+
+    start = restore(folder / "checkpoints", identity)
+    run_id = start.state["run_id"] if start else uuid.uuid4().hex[:12]
+    tracked = {key: record[key] for key in ("study", "arm", "label", "seed", "fingerprint", "differs", "run", *code)}
+    with Tracker(
+        folder, project=info.study, group=info.arm, name=folder.name, config=tracked, run_id=run_id,
+        resume_step=start.step if start else 0,
+    ) as tracker:  # fmt: skip
+        outcome = train(config, folder, tracker, start, on_progress=on_progress, stop=stop)
+    write_json(result, {"step": outcome.step, "weights": outcome.weights, "metrics": outcome.metrics, **code})
+    return outcome.metrics
