@@ -64,7 +64,7 @@ def test_seven_equal_float32_rewards_have_exactly_no_advantage(eps: float, scale
 
 
 def test_constant_is_judged_on_the_group_even_when_the_batch_scales() -> None:
-    got = advantages([1.0, 1.0, 0.0, 0.5], [0, 0, 1, 1], scale_rewards="batch")
+    got = advantages([1.0, 1.0 + 1e-7, 0.0, 0.5], [0, 0, 1, 1], scale_rewards="batch")
     assert got[:2] == [0.0, 0.0]
     assert got[2:] == pytest.approx([-0.25 / 0.478713, 0.25 / 0.478713], rel=1e-5)
 

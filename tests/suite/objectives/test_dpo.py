@@ -138,8 +138,9 @@ def test_masked_values_reach_neither_value_nor_gradient(bad: float, over: str) -
 
 
 @pytest.mark.parametrize("size", [0, 2])
-def test_a_pair_with_a_masked_side_leaves_numerator_and_denominator(size: int) -> None:
-    pairs = [*PAIRS[:2], MASKED_PAIR, PAIRS[2]]
+@pytest.mark.parametrize("masked", [MASKED_PAIR, MASKED_PAIR[::-1]])
+def test_a_pair_with_a_masked_side_leaves_numerator_and_denominator(size: int, masked: list[int]) -> None:
+    pairs = [*PAIRS[:2], masked, PAIRS[2]]
     objective = dpo()
     assert objective.denominators(pair_batch(pairs)) == {"pairs": 3.0}
     loss, gradient, _, sums, _ = step(

@@ -245,3 +245,19 @@ def test_the_constant_divisor_is_the_completion_budget() -> None:
         objective.prepare(batch)
         losses.append(step(objective, batch)[0])
     assert losses[0] == pytest.approx(4 * losses[1], rel=1e-12)
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("reference", ["learner", "generator"])
+def test_a_surrogate_sees_nothing_of_masked_positions(bad: float, reference: str) -> None:
+    # so that a new one may add up over tokens without a mask of its own
+    objective, batch = prepared(
+        make_config(ratio_reference=reference),
+        learner_logprobs_BT=poisoned(LEARNER, bad),
+        sampler_logprobs_BT=poisoned(SAMPLER, bad),
+    )
+    batch.advantages_BT = poisoned(advantages(make_config()), bad)
+    tokens = objective._tokens(batch, poisoned(LOGPROBS, bad))
+    for values in (tokens.logprobs_BT, tokens.old_logprobs_BT, tokens.ratio_BT - 1, tokens.advantages_BT):
+        assert not values[~MASK_BT].any()
+        assert bool(values[MASK_BT].all())
