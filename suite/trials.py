@@ -1,0 +1,137 @@
+"""Cells as Optuna trials: how they are created, named and found. Callers that write hold the storage's lock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from suite.config import flatten
+from suite.storage import Store
+from suite.study import Cell, Study
+
+WITHDRAWN = "withdrawn"
+"""First word of the reason of a trial that was never run because its cell is no longer declared."""
+
+_WHOLE, _REAL = 2**53, 1e30
+
+
+def create_study(store: Store, study: Study) -> optuna.Study:
+    """The Optuna study named after the study, created if it is not there."""
+    inner = optuna.create_study(study_name=study.name, storage=store.optuna, direction="maximize", load_if_exists=True)
+    for name, value in (("question", study.question), ("metric", study.metric)):
+        if inner.user_attrs.get(name) != value:
+            inner.set_user_attr(name, value)
+    return inner
+
+
+def add(inner: optuna.Study, study: Study, cells: Iterable[Cell], base: dict[str, int] | None = None) -> None:
+    """Adds a waiting trial for each cell, with the options in which arms differ, and the seed, as parameters."""
+    options = list(dict.fromkeys(name for arm in study.arms for name in study.differs(arm.name)))
+    values = {arm.name: flatten(study.config(arm.name)) for arm in study.arms}
+    known = _spaces(inner)
+    for cell in cells:
+        params: dict[str, Any] = {}
+        spaces: dict[str, BaseDistribution] = {}
+        for option in [*options, "seed"]:
+            value = cell.seed if option == "seed" else _plain(values[cell.arm][option])
+            every = list(study.seeds) if option == "seed" else [_plain(tree[option]) for tree in values.values()]
+            name, space = _place(known, option, value, every)
+            params[name], spaces[name] = value, space
+        attrs = {"cell": cell.name, "arm": cell.arm, "seed": cell.seed, "fingerprint": cell.fingerprint}
+        lease = {"number": (base or {}).get(cell.fingerprint, 0), "owner": ""}
+        inner.add_trial(
+            create_trial(
+                state=TrialState.WAITING,
+                params=params,
+                distributions=spaces,
+                user_attrs={**attrs, "lease": lease},
+            )
+        )
+
+
+def repeat(inner: optuna.Study, trial: FrozenTrial) -> None:
+    """Adds a waiting trial for the cell of a finished one, whose record stays. Fencing numbers go on counting."""
+    kept = {name: trial.user_attrs[name] for name in ("cell", "arm", "seed", "fingerprint", "lease")}
+    kept["lease"] = {"number": kept["lease"]["number"], "owner": ""}
+    kept["after"] = trial.number
+    inner.add_trial(
+        create_trial(
+            state=TrialState.WAITING,
+            params=trial.params,
+            distributions=trial.distributions,
+            user_attrs=kept,
+        )
+    )
+
+
+def latest(inner: optuna.Study) -> dict[str, FrozenTrial]:
+    """The trial that counts for each fingerprint: the newest one that was not withdrawn."""
+    return {
+        trial.user_attrs["fingerprint"]: trial
+        for trial in inner.get_trials(deepcopy=False)
+        if not str(trial.user_attrs.get("reason", "")).startswith(WITHDRAWN)
+    }
+
+
+def finished(inner: optuna.Study) -> dict[tuple[str, int], FrozenTrial]:
+    """The newest complete trial of each arm and seed, under whatever definition of the arm."""
+    complete = inner.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    return {(trial.user_attrs["arm"], trial.user_attrs["seed"]): trial for trial in complete}
+
+
+def withdraw(store: Store, inner: optuna.Study, declared: set[str]) -> None:
+    """Ends waiting trials of cells that are no longer declared, so that nobody waits for them."""
+    for trial in inner.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+        if trial.user_attrs["fingerprint"] not in declared:
+            store.optuna.set_trial_user_attr(trial._trial_id, "reason", f"{WITHDRAWN}: its arm or seed changed or left")
+            store.optuna.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _spaces(inner: optuna.Study) -> dict[str, BaseDistribution]:
+    out: dict[str, BaseDistribution] = {}
+    for trial in inner.get_trials(deepcopy=False):
+        for name, space in trial.distributions.items():
+            out.setdefault(name, space)
+    return out
+
+
+def _place(
+    known: dict[str, BaseDistribution], option: str, value: Any, every: list[Any]
+) -> tuple[str, BaseDistribution]:
+    """The parameter that can hold a value of an option.
+
+    Optuna fixes a parameter's space when it first appears. Numbers get a space without practical bounds, so values
+    can be added; a choice that came later than its option's space goes to a parameter of its own, `option (2)`.
+    """
+    for count in range(1, len(known) + 2):
+        name = option if count == 1 else f"{option} ({count})"
+        if name not in known:
+            known[name] = _space(every)
+        if _holds(known[name], value):
+            return name, known[name]
+    raise AssertionError(f"a new space always holds its own values, {option} = {value!r}")
+
+
+def _space(values: list[Any]) -> BaseDistribution:
+    kinds = {type(value) for value in values}
+    if kinds == {int} and all(abs(value) < _WHOLE for value in values):
+        return IntDistribution(-_WHOLE, _WHOLE)
+    if kinds <= {int, float} and all(abs(value) < _REAL for value in values):
+        return FloatDistribution(-_REAL, _REAL)
+    return CategoricalDistribution(list(dict.fromkeys(values)))
+
+
+def _holds(space: BaseDistribution, value: Any) -> bool:
+    if isinstance(space, CategoricalDistribution):
+        # Python counts True as 1 and 1.0 as 1; a dashboard must not.
+        return any(type(value) is type(choice) and value == choice for choice in space.choices)
+    whole, real = type(value) is int and abs(value) < _WHOLE, type(value) in (int, float) and abs(value) < _REAL
+    return whole if isinstance(space, IntDistribution) else real
