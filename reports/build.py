@@ -24,6 +24,7 @@ from reports.results import Results
 from reports.tables import (
     caption,
     escape_markdown,
+    interval_header,
     interval_words,
     seeds_words,
     show,
@@ -163,6 +164,7 @@ def _page(report: dict[str, Any], drawn: list[dict[str, Any]]) -> str:
     return environment.get_template("page.html.j2").render(
         report=report,
         v=number,
+        beside=interval_header(report),
         colours={name: look[0] for name, look in figures.colours(names).items()},
         figures=[{**item, "base64": base64.b64encode(item["svg"]).decode()} for item in drawn],
         css=Markup(loader.get_source(environment, "style.css")[0]),  # the project's own files, nothing of a study
@@ -172,4 +174,10 @@ def _page(report: dict[str, Any], drawn: list[dict[str, Any]]) -> str:
 
 def _markdown(report: dict[str, Any], drawn: list[dict[str, Any]]) -> str:
     template = _environment().get_template("report.md.j2")
-    return template.render(report=report, figures=drawn, words=interval_words, claim_interval=signed_interval)
+    return template.render(
+        report=report,
+        figures=drawn,
+        words=interval_words,
+        claim_interval=signed_interval,
+        beside=interval_header(report),
+    )

@@ -86,6 +86,11 @@ def declaration(folder: Path, data: StudyData) -> Declaration:
         raise ValueError(f"{path} has no key {error}; it is not a study's declaration") from error
 
 
+def known_commit(commit: object) -> str | None:
+    """A recorded commit; None where the code was run from no repository."""
+    return commit if isinstance(commit, str) and commit not in ("", "unknown") else None
+
+
 def _parsed(raw: Mapping[str, Any]) -> Declaration:
     arms = tuple(
         DeclaredArm(arm["name"], arm.get("label") or arm["name"], _pairs(arm.get("differs")), arm.get("inert"))
@@ -96,7 +101,7 @@ def _parsed(raw: Mapping[str, Any]) -> Declaration:
             cell["arm"],
             int(cell["seed"]),
             cell.get("name", ""),
-            cell.get("fingerprint", ""),
+            cell.get("declared") or cell.get("fingerprint") or "",
             cell.get("status", "waiting"),
             cell.get("error"),
         )
@@ -111,7 +116,7 @@ def _parsed(raw: Mapping[str, Any]) -> Declaration:
         seeds=tuple(int(seed) for seed in raw["seeds"]),
         claims=tuple(Claim(**claim) for claim in raw.get("claims", ())),
         cells=cells,
-        commit=raw.get("commit") or "",
+        commit=known_commit(raw.get("commit")) or "",
         dirty=bool(raw.get("dirty")),
         versions=raw.get("versions") or {},
         command=raw.get("command") or "",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from reports.declared import known_commit
 from reports.numbers import CURVES, problem_count
 from reports.results import GREEDY, Results, complete, records
 from suite.randomness import permutation
@@ -120,7 +121,7 @@ def missing(results: Results) -> list[dict[str, str]]:
         if bool(run["truncated"]) or (isinstance(damage, str) and damage):
             torn = "ends in the middle" if bool(run["truncated"]) else "is damaged"
             add("file", name, f"its W&B file {torn}; read up to there{f' ({damage})' if damage else ''}")
-        commit = _text(run["commit"])
+        commit = known_commit(run["commit"])
         if declared.commit and commit and commit != declared.commit:
             add("commit", name, f"made by commit {commit[:10]}, the study stands at {declared.commit[:10]}")
         if not pd.isna(run["dirty"]) and bool(run["dirty"]):

@@ -183,7 +183,7 @@ def arm_rows(results: Results) -> list[dict[str, Any]]:
             before.setdefault(seed, []).append(value)
     seed_model = {seed: math.fsum(values) / len(values) for seed, values in before.items()}
     rows = [_row(SEED_MODEL, SEED_MODEL, "seed_model", seed_model, control)]
-    if rows[0]["value"]["sd"] == 0:
+    if rows[0]["value"]["n"] == 1 or rows[0]["value"]["sd"] == 0:
         # one model, evaluated once per run: an interval over training seeds would be of width 0 and mean nothing
         rows[0]["value"] |= {"low": None, "high": None, "kind": "constant"}
     matrices = {arm.name: results.matrix(arm.name, metric) for arm in declared.arms}
@@ -313,17 +313,18 @@ def sync(results: Results, arm: DeclaredArm) -> dict[str, Any]:
         if not versions:
             continue
         staleness = results.series(run, "sync/staleness")
-        steps = [int(versions[at] + staleness[at]) if at in staleness else at for at in versions]
-        ages = [step - version for step, version in zip(steps, versions.values())]
+        # one entry per rollout batch, at the learner's step when it was sampled
+        drawn = {int(v + staleness[at]) if at in staleness else at: int(v) for at, v in versions.items()}
+        ages = [step - version for step, version in drawn.items()]
         rollout = ((run["config"] or {}).get("run") or {}).get("rollout", {})
         return found | {
             "seed": int(run["seed"]),
-            "steps": steps,
-            "versions": [int(version) for version in versions.values()],
-            "loads": len(set(versions.values())),
+            "steps": list(drawn),
+            "versions": list(drawn.values()),
+            "loads": len(set(drawn.values())),
             "period": rollout.get("sync_period"),
             "mean_staleness": math.fsum(ages) / len(ages),
-            "max_staleness": int(max(ages)),
+            "max_staleness": max(ages),
         }
     return found
 

@@ -114,6 +114,9 @@ class Results:
         last = {run["run_id"]: self.last_step(run) for run in self.finished(arm)}
         at_end = frame["run_id"].map(last) == frame["step"]
         found = frame[(frame["table"] == table) & frame["run_id"].isin(last) & at_end]
+        # a table without numbered samples holds the greedy answers alone
+        numbers = found["sample"].fillna(GREEDY) if "sample" in found else GREEDY
+        found = found.assign(sample=numbers)
         # a resumed run logs a step again: the last word stands
         return found.drop_duplicates(["run_id", "uid", "sample"], keep="last")
 

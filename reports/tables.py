@@ -140,6 +140,7 @@ _LATEX = {char: f"\\{char}" for char in "&%$#_{}"} | {
     "≤": r"$\le$",
     "≥": r"$\ge$",
     "Δ": r"$\Delta$",
+    "†": r"$\dagger$",
     "α": r"$\alpha$",
     "β": r"$\beta$",
     "γ": r"$\gamma$",
@@ -157,11 +158,11 @@ def escape_latex(text: str) -> str:
 
 def to_latex(report: Mapping[str, Any]) -> str:
     """The table of arms as a booktabs table; the caption says what varies and what the interval covers."""
-    units, level = report["units"], escape_latex(show(report["study"]["level"], "level").replace(" ", " "))
+    units, beside = report["units"], escape_latex(interval_header(report))
     word = escape_latex(units["difference_word"])
     header = [
         escape_latex(units["value_word"][0].upper() + units["value_word"][1:]),
-        f"{level} interval",
+        beside,
         "$n$",
         f"$\\Delta$ ({word})",
     ]
@@ -173,7 +174,7 @@ def to_latex(report: Mapping[str, Any]) -> str:
         f"  \\label{{tab:{re.sub(r'[^A-Za-z0-9]+', '-', report['study']['name']).strip('-').lower()}}}",
         "  \\begin{tabular}{lrlrrl}",
         "    \\toprule",
-        f"    Arm & {' & '.join(header)} & {level} interval \\\\",
+        f"    Arm & {' & '.join(header)} & {beside} \\\\",
         "    \\midrule",
     ]
     for arm in report["arms"]:
@@ -197,6 +198,14 @@ def to_latex(report: Mapping[str, Any]) -> str:
 def latex_caption(report: Mapping[str, Any]) -> str:
     """What varies, how many of it, what the intervals cover, and what the marks mean."""
     return " ".join(escape_latex(sentence) for sentence in caption(report))
+
+
+def interval_header(report: Mapping[str, Any]) -> str:
+    """What the column beside the means holds."""
+    kinds = {arm["value"]["kind"] for arm in report["arms"]}
+    if "t" in kinds or "range" not in kinds:
+        return f"{show(report['study']['level'], 'level')} interval" + (" or range" if "range" in kinds else "")
+    return "range over seeds"
 
 
 def caption(report: Mapping[str, Any]) -> list[str]:

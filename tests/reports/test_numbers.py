@@ -185,6 +185,22 @@ def test_arms_of_different_lengths_are_compared_at_their_own_end_and_said_so() -
     assert "GRPO: 30" in budget["why"]
 
 
+def test_tables_without_numbered_samples_hold_greedy_answers(report: dict[str, Any]) -> None:
+    study = Synthetic()
+    data = study.data()
+    data.tables = data.tables.drop(columns="sample")
+    assert report_of(study, source=data)[0]["arms"] == report["arms"]
+
+
+def test_a_cell_stands_for_what_the_study_declares_now() -> None:
+    study = Synthetic()
+    cells = [{**cell, "declared": cell["fingerprint"]} for cell in study.declaration()["cells"]]
+    cells[0]["declared"] = "a new definition of the arm"
+    found = report_of(study, cells=cells, commit="unknown")[0]
+    assert rows(found)["offline"]["value"]["n"] == 4
+    assert [row["kind"] for row in found["missing"]] == ["cell", "left out"]
+
+
 def test_inert_arms_are_labelled(tmp_path: Path) -> None:
     study = Synthetic()
     declared = study.declaration()

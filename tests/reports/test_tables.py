@@ -120,6 +120,7 @@ def test_latex_caption_says_what_varies() -> None:
     for_three = report_of(Synthetic(seeds=(0, 1, 2)), "latex")[1]["table.tex"]
     assert "no interval" in for_three
     assert "Brackets" not in for_three
+    assert for_three.count("range over seeds") == 2
 
 
 def test_bold_marks_every_arm_that_is_not_separable_from_the_best() -> None:
