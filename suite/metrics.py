@@ -251,19 +251,19 @@ _METRICS = (
         "eval/<benchmark>/truncated_frac",
         "completions stopped by the completion budget",
         "share",
-        "mean over all evaluated completions",
+        "mean over the greedy completions",
     ),
     Metric(
         "eval/<benchmark>/no_answer_frac",
         "completions in which no answer was found",
         "share",
-        "mean over all evaluated completions",
+        "mean over the greedy completions",
     ),
     Metric(
         "eval/<benchmark>/mean_tokens",
         "tokens of a completion, the end token counted",
         "tokens",
-        "mean over all evaluated completions",
+        "mean over the greedy completions",
     ),
 )
 
@@ -275,12 +275,16 @@ TABLES: dict[str, TableKind] = {
         "eval/<benchmark>/problems",
         (
             ("uid", "the problem"),
-            ("sample", "number of the completion: −1 the greedy one, 0 to k − 1 the samples"),
-            ("outcome", "right, wrong, no_answer or timeout"),
-            ("reward", "the scalar reward"),
+            ("prompt", "its text"),
+            ("gold", "the gold answer"),
+            ("completion", "the greedy completion"),
+            ("answer", "the answer found in it, empty if none"),
+            ("outcome", "right, wrong, no_answer, timeout or error"),
+            ("reward", "1 if right, else 0"),
             ("truncated", "stopped by the completion budget"),
             ("tokens", "tokens of the completion, the end token counted"),
-            ("completion", "the text"),
+            ("sampled_right", "how many of the sampled completions are right"),
+            ("sampled", "k, the number of sampled completions"),
         ),
     )
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from suite.protocols import Group, Rollout
@@ -31,7 +32,10 @@ def statistics(groups: Sequence[Group], tolerance: float = 1e-6) -> dict[str, fl
         spreads.append(variance**0.5)
         constant += max(rewards) - min(rewards) <= tolerance
     outcomes = [r.verdict.outcome for r in rollouts]
+    logprobs = [value for r in rollouts for value in r.completion.logprobs]
+    sampled = {} if math.isnan(logprobs[0]) else {"policy/entropy_sampled": -sum(logprobs) / len(logprobs)}
     return {
+        **sampled,
         "reward/mean": sum(r.reward for r in rollouts) / n,
         "reward/std": sum(spreads) / len(spreads),
         "reward/frac_groups_zero_std": constant / len(groups),

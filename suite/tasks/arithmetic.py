@@ -1,9 +1,8 @@
 """The embedded tasks: procedural arithmetic for a model of a few hundred thousand parameters.
 
 `addition`: two two-digit numbers; the answer is written least significant digit first ("34+57=" -> "19"),
-which a tiny model can learn. `sums`: three to seven numbers, added one by one in a written-out scratchpad,
-then boxed ("12+7+35=" -> "12+7=91;91+35=45;\\boxed{54}"): running sums least significant digit first, the boxed
-answer in the usual order.
+which a tiny model can learn. `sums`: three to eight digits, added one by one in a written-out scratchpad of
+running sums, then boxed ("7+9+5=" -> "16;21;\\boxed{21}").
 
 An answer counts only if it is a plain number: math-verify would also accept the problem restated ("34+57").
 """
@@ -47,26 +46,17 @@ class Problem:
         return str(sum(self.terms))
 
 
-def _backwards(number: int) -> str:
-    return str(number)[::-1]
-
-
 def solve_addition(problem: Problem, total: int | None = None) -> str:
     """The completion for an addition; with `total`, the completion that gives this (wrong) total."""
-    return _backwards(sum(problem.terms) if total is None else total)
+    return str(sum(problem.terms) if total is None else total)[::-1]
 
 
 def solve_sums(problem: Problem, total: int | None = None) -> str:
     """The scratchpad and the box; with `total`, the last sum and the box hold this (wrong) total."""
-    running, steps = problem.terms[0], []
-    left = str(running)
-    for index, term in enumerate(problem.terms[1:], 1):
-        running += term
-        if total is not None and index == len(problem.terms) - 1:
-            running = total
-        steps.append(f"{left}+{term}={_backwards(running)}")
-        left = _backwards(running)
-    return ";".join(steps) + f";\\boxed{{{running}}}"
+    running = [sum(problem.terms[:count]) for count in range(2, len(problem.terms) + 1)]
+    if total is not None:
+        running[-1] = total
+    return ";".join(map(str, running)) + f";\\boxed{{{running[-1]}}}"
 
 
 @lru_cache(maxsize=2)
@@ -85,20 +75,17 @@ def addition_problems() -> dict[Split, list[Problem]]:
 
 @lru_cache(maxsize=2)
 def sums_problems() -> dict[Split, list[Problem]]:
-    """Disjoint splits of sums of three to seven numbers below 100; reorderings of one problem share a split."""
+    """Disjoint splits of sums of three to eight digits; all orders of the same digits are in one split."""
     rng = generator(_DATA_KEY, "sums")
     sizes: dict[Split, int] = {"test": 2000, "validation": 500, "train": 20000}
-    splits: dict[Split, list[Problem]] = {}
-    seen: set[tuple[int, ...]] = set()
-    for split, size in sizes.items():
-        problems: list[Problem] = []
-        while len(problems) < size:
-            terms = tuple(int(x) for x in rng.integers(1, 100, size=rng.integers(3, 8)))
-            if tuple(sorted(terms)) not in seen:
-                seen.add(tuple(sorted(terms)))
-                problems.append(Problem(terms))
-        splits[split] = problems
-    return splits
+    splits: dict[Split, dict[tuple[int, ...], Problem]] = {split: {} for split in sizes}
+    while any(len(splits[split]) < size for split, size in sizes.items()):
+        terms = tuple(int(x) for x in rng.integers(1, 10, size=rng.integers(3, 9)))
+        share = generator(_DATA_KEY, "split", *sorted(terms)).random()
+        split: Split = "test" if share < 0.15 else "validation" if share < 0.2 else "train"
+        if len(splits[split]) < sizes[split]:
+            splits[split].setdefault(terms, Problem(terms))
+    return {split: list(problems.values()) for split, problems in splits.items()}
 
 
 @dataclass(frozen=True)
@@ -119,7 +106,7 @@ def _plain(answer: str | None) -> str | None:
 
 FAMILIES = {
     "addition": Family("addition", addition_problems, solve_addition, lambda text: _plain(text[::-1]), 5),
-    "sums": Family("sums", sums_problems, solve_sums, lambda text: _plain(extract(text)), 64),
+    "sums": Family("sums", sums_problems, solve_sums, lambda text: _plain(extract(text)), 26),
 }
 
 
@@ -178,5 +165,5 @@ def addition(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Arithmeti
 
 @TASKS.register("sums")
 def sums(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ArithmeticTask:
-    """Sums with a scratchpad of up to 64 tokens and a boxed answer."""
+    """Sums with a scratchpad and a boxed answer: 9 to 26 tokens, and 26 is the budget."""
     return ArithmeticTask(FAMILIES["sums"], config, tokenizer)

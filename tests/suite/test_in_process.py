@@ -59,7 +59,9 @@ def test_a_rollout_does_not_depend_on_its_batch(policy: Policy, sampler: InProce
     assert len(set(tokens[:6])) > 1  # samples of one prompt have noise of their own
 
 
-def test_sampler_logprobs_are_the_learners_at_the_sampling_temperature(policy: Policy, sampler: InProcessSampler) -> None:
+def test_sampler_logprobs_are_the_learners_at_the_sampling_temperature(
+    policy: Policy, sampler: InProcessSampler
+) -> None:
     asked = requests(policy, ["12+34=", "5+6=", "99+87="], samples=4)
     for temperature in (1.0, 0.6):
         completions = sampler.generate(asked, Sampling(temperature, 1.0, 0, 6))

@@ -1,4 +1,4 @@
-"""The loop: when it syncs, what a rollout carries, what resume changes (nothing), and what it does with a broken loss."""
+"""The loop: when it syncs, what a rollout carries, what resume changes (nothing), what it does with a broken loss."""
 
 from __future__ import annotations
 
