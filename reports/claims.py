@@ -49,7 +49,7 @@ class ClaimResult:
     high: float | None
     """Two-sided t interval of the difference, for these test problems; not widened for the number of claims."""
     level: float
-    """0.90 for `equivalent` (inside the margin exactly when both one-sided tests pass at .05 before Holm), else 0.95."""
+    """0.90 for `equivalent` (inside the margin exactly when both tests pass at .05 before Holm), else 0.95."""
     p: float | None
     """Of the test that could support the claim."""
     p_holm: float | None
