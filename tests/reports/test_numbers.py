@@ -149,6 +149,16 @@ def test_a_failed_cell_is_in_the_list_and_in_no_mean() -> None:
     assert report["costs"][2]["seconds_total"] == 210.0
 
 
+def test_a_run_that_ended_in_an_error_does_not_count_even_with_a_value_at_the_last_step() -> None:
+    study = Synthetic()
+    data = study.data()
+    cell = (data.runs["arm"] == "semi") & (data.runs["seed"] == 2)
+    data.runs.loc[cell, ["finished", "exit_code"]] = [False, 1]
+    found = rows(report_of(study, source=data)[0])["semi"]
+    assert [item["seed"] for item in found["value"]["seeds"]] == [0, 1, 3, 4]
+    assert found["cells"]["failed"] == 1
+
+
 def test_nan_stale_dirty_torn_duplicate_and_foreign_runs_are_named(tmp_path: Path) -> None:
     study = Synthetic(change=lambda a, s, m, step, v: math.nan if (a, s, step) == ("semi", 1, 20) else v)
     data = study.data()
