@@ -140,7 +140,20 @@ def missing(results: Results) -> list[dict[str, str]]:
         )
     for row in records(results.data.unreadable):
         add("file", Path(str(row["path"])).name, str(row["reason"]))
-    return found
+    return _together(found)
+
+
+def _together(facts: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Equal facts about the code of several runs as one, in the order of their first mention."""
+    merged: list[dict[str, str]] = []
+    for fact in facts:
+        same = (old for old in merged if fact["kind"] == "commit" and old["why"] == fact["why"])
+        old = next(same, None)
+        if old is None:
+            merged.append(dict(fact))
+        else:
+            old["what"] += f", {fact['what']}"
+    return merged
 
 
 def _missing_cells(results: Results, add: Any) -> None:

@@ -163,7 +163,7 @@ def test_nan_stale_dirty_torn_duplicate_and_foreign_runs_are_named(tmp_path: Pat
     study = Synthetic(change=lambda a, s, m, step, v: math.nan if (a, s, step) == ("semi", 1, 20) else v)
     data = study.data()
     data.runs.loc[0, "commit"] = "d" * 40
-    data.runs.loc[1, "dirty"] = True
+    data.runs.loc[[1, 7], "dirty"] = True
     data.runs.loc[2, "truncated"] = True
     data.runs.loc[3, "fingerprint"] = "another"
     data.duplicates = pd.DataFrame([{**data.runs.iloc[5].to_dict(), "run_id": "twin", "instead": "online0"}])
@@ -172,6 +172,7 @@ def test_nan_stale_dirty_torn_duplicate_and_foreign_runs_are_named(tmp_path: Pat
     assert {"commit", "file", "left out", "duplicate", "value", "metric", "cell"} <= set(kinds)
     whys = " | ".join(f"{row['what']}: {row['why']}" for row in report["missing"])
     assert f"made by commit dddddddddd, the study stands at {COMMIT[:10]}" in whys
+    assert "grpo-seed1, offline-seed2: made with uncommitted changes" in whys
     assert "semi-seed1: eval/test/accuracy is not finite at step 20" in whys
     assert rows(report)["semi"]["value"]["n"] == 4
     assert rows(report)["grpo"]["value"]["n"] == 4  # the run of another configuration does not stand for the cell
