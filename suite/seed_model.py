@@ -44,7 +44,7 @@ class SeedRecipe:
 
 RECIPES = {
     "addition": SeedRecipe("addition", max_steps=1500),
-    "sums": SeedRecipe("sums", max_steps=1500),
+    "sums": SeedRecipe("sums", max_steps=1500, batch_size=64),
 }
 
 

@@ -128,7 +128,8 @@ class Study:
             raise ValueError(f"study {self.name!r} has no arms")
         if not self.seeds:
             raise ValueError(f"study {self.name!r} has no seeds")
-        for kind, names in (("seed", self.seeds), ("arm", [arm.name for arm in self.arms])):
+        named = {"seed": self.seeds, "arm": [arm.name for arm in self.arms], "claim": [c.name for c in self.claims]}
+        for kind, names in named.items():
             repeated = sorted({str(name) for name in names if list(names).count(name) > 1})
             if repeated:
                 raise ValueError(f"study {self.name!r} names {kind} {', '.join(repeated)} more than once")
@@ -142,6 +143,8 @@ class Study:
                 )
             seen[key] = arm.name
         for claim in self.claims:
+            if claim.arm == claim.than:
+                raise ValueError(f"study {self.name!r}: claim {claim.name!r} compares {claim.arm!r} with itself")
             for side in (claim.arm, claim.than):
                 if side != SEED_MODEL:
                     self.arm(side)

@@ -1,8 +1,8 @@
 """The embedded tasks: procedural arithmetic for a model of a few hundred thousand parameters.
 
 `addition`: two two-digit numbers; the answer is written least significant digit first ("34+57=" -> "19"),
-which a tiny model can learn. `sums`: three to eight digits, added one by one in a written-out scratchpad of
-running sums, then boxed ("7+9+5=" -> "16;21;\\boxed{21}").
+which a tiny model can learn. `sums`: three to six digits, added from the right in a written-out scratchpad of
+running sums of two places, then boxed ("7+9+5=" -> "14;21;\\boxed{21}").
 
 An answer counts only if it is a plain number: math-verify would also accept the problem restated ("34+57").
 """
@@ -53,10 +53,11 @@ def solve_addition(problem: Problem, total: int | None = None) -> str:
 
 def solve_sums(problem: Problem, total: int | None = None) -> str:
     """The scratchpad and the box; with `total`, the last sum and the box hold this (wrong) total."""
-    running = [sum(problem.terms[:count]) for count in range(2, len(problem.terms) + 1)]
+    running = [sum(problem.terms[-count:]) for count in range(2, len(problem.terms) + 1)]
     if total is not None:
         running[-1] = total
-    return ";".join(map(str, running)) + f";\\boxed{{{running[-1]}}}"
+    written = [f"{value:02d}" for value in running]
+    return ";".join(written) + f";\\boxed{{{written[-1]}}}"
 
 
 @lru_cache(maxsize=2)
@@ -73,15 +74,21 @@ def addition_problems() -> dict[Split, list[Problem]]:
     return splits
 
 
+@lru_cache(maxsize=100_000)
+def _share(digits: tuple[int, ...]) -> float:
+    """A keyed uniform number that decides the split."""
+    return float(generator(_DATA_KEY, "split", *digits).random())
+
+
 @lru_cache(maxsize=2)
 def sums_problems() -> dict[Split, list[Problem]]:
-    """Disjoint splits of sums of three to eight digits; all orders of the same digits are in one split."""
+    """Disjoint splits of sums of three to six digits; all orders of the same digits are in one split."""
     rng = generator(_DATA_KEY, "sums")
-    sizes: dict[Split, int] = {"test": 2000, "validation": 500, "train": 20000}
+    sizes: dict[Split, int] = {"test": 2000, "validation": 500, "train": 10000}
     splits: dict[Split, dict[tuple[int, ...], Problem]] = {split: {} for split in sizes}
     while any(len(splits[split]) < size for split, size in sizes.items()):
-        terms = tuple(int(x) for x in rng.integers(1, 10, size=rng.integers(3, 9)))
-        share = generator(_DATA_KEY, "split", *sorted(terms)).random()
+        terms = tuple(int(x) for x in rng.integers(1, 10, size=rng.integers(3, 7)))
+        share = _share(tuple(sorted(terms)))
         split: Split = "test" if share < 0.15 else "validation" if share < 0.2 else "train"
         if len(splits[split]) < sizes[split]:
             splits[split].setdefault(terms, Problem(terms))
@@ -106,7 +113,7 @@ def _plain(answer: str | None) -> str | None:
 
 FAMILIES = {
     "addition": Family("addition", addition_problems, solve_addition, lambda text: _plain(text[::-1]), 5),
-    "sums": Family("sums", sums_problems, solve_sums, lambda text: _plain(extract(text)), 26),
+    "sums": Family("sums", sums_problems, solve_sums, lambda text: _plain(extract(text)), 20),
 }
 
 
@@ -165,5 +172,5 @@ def addition(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Arithmeti
 
 @TASKS.register("sums")
 def sums(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ArithmeticTask:
-    """Sums with a scratchpad and a boxed answer: 9 to 26 tokens, and 26 is the budget."""
+    """Sums with a scratchpad and a boxed answer: 11 to 20 tokens, and 20 is the budget."""
     return ArithmeticTask(FAMILIES["sums"], config, tokenizer)
