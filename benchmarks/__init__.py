@@ -1,0 +1,1 @@
+"""Performance: `make bench`. Timings are for reading; no test depends on them."""
