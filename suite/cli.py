@@ -95,18 +95,19 @@ def status(study: Word, folder: Place = None, storage: Url = None) -> int:
 
 
 @app.command
-def retry(study: Word, arm: Words = (), folder: Place = None, storage: Url = None) -> int:
+def retry(study: Word, arm: Words = (), seeds: Seeds = None, folder: Place = None, storage: Url = None) -> int:
     """Queue a study's failed cells again, for the next `suite run`.
 
     Args:
         study: A study's name, the path of its file, or its folder.
         arm: Only this arm. May be given again.
+        seeds: Only these seeds.
         folder: The study's folder; by default runs/STUDY below the current folder.
         storage: As given to `suite run`.
     """
     from suite.commands.study import retry as command
 
-    return command(study, arm, folder, storage)
+    return command(study, arm, seeds, folder, storage)
 
 
 @app.command

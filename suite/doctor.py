@@ -35,7 +35,7 @@ def examine(folder: Path) -> list[Check]:
 
 
 def _cores() -> Check:
-    from suite.launch.local import cores
+    from suite.launch.machine import cores
 
     count = cores()
     if count < 2:
@@ -44,7 +44,7 @@ def _cores() -> Check:
 
 
 def _memory() -> Check:
-    from suite.launch.local import MEMORY_PER_WORKER, free_memory
+    from suite.launch.machine import MEMORY_PER_WORKER, free_memory
 
     free = free_memory()
     if free is None:

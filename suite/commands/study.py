@@ -52,7 +52,8 @@ def run(
 ) -> int:
     """Run what is missing of a study, or show what would be run; the exit code says how the study stands."""
     from suite.commands import plan
-    from suite.launch.local import plan_workers, run_study
+    from suite.launch.local import run_study
+    from suite.launch.machine import plan_workers
 
     study, files = resolve(name, axes)
     folder = folder or RUNS / study.name
@@ -100,12 +101,12 @@ def status(name: str, folder: Path | None, storage: str | None) -> int:
     return int(print_status(study_folder(name, folder), console(), storage).count("failed") > 0)
 
 
-def retry(name: str, arms: Sequence[str], folder: Path | None, storage: str | None) -> int:
+def retry(name: str, arms: Sequence[str], seeds: Sequence[int] | None, folder: Path | None, storage: str | None) -> int:
     """Queue failed cells again."""
     from suite.launch.local import retry as queue
 
-    count = queue(study_folder(name, folder), list(arms) or None, storage)
-    console().print(f"{count} failed cells wait again; `suite run {name}` runs them", highlight=False)
+    count = queue(study_folder(name, folder), list(arms) or None, list(seeds) if seeds else None, storage)
+    console().print(f"{count} failed cells wait again for the next `suite run`", highlight=False)
     return 0
 
 
