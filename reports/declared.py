@@ -57,16 +57,18 @@ class Declaration:
     found: bool = True
 
     @property
-    def target(self) -> str:
-        """What `suite run` was given: the study's name, or the file that it came from."""
+    def target(self) -> list[str]:
+        """What `suite run` was given: the study's name or the file that it came from, and the axes varied around it."""
         words = shlex.split(self.command)
-        if words[1:2] == ["run"] and len(words) > 2 and not words[2].startswith("-"):
-            return words[2]
-        return self.name
+        if words[1:2] != ["run"] or len(words) < 3 or words[2].startswith("-"):
+            return [self.name]
+        axes = [words[i : i + 2] for i, word in enumerate(words) if word == "--axis"]
+        return [words[2], *(word for pair in axes for word in pair)]
 
     def reproduce(self, arm: str, seed: int) -> str:
-        """The command that runs one cell again."""
-        return f"suite run {shlex.quote(self.target)} --arm {shlex.quote(arm)} --seed {seed}"
+        """The command that runs one cell again, in a folder of its own: a finished cell is never run twice in one."""
+        chosen = ["--arm", arm, "--seeds", str(seed), "--folder", f"runs/{self.name}-again"]
+        return shlex.join(["suite", "run", *self.target, *chosen])
 
 
 def declaration(folder: Path, data: StudyData) -> Declaration:

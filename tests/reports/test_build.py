@@ -100,7 +100,7 @@ def test_the_page_needs_nothing_from_outside_and_its_links_lead_somewhere(whole:
 def test_the_page_says_what_stands_behind_a_number(whole: Path) -> None:
     text = re.sub(r"<[^>]+>", "", read(whole))
     for words in (
-        "suite run mini_sync --arm semi --seed 3",
+        "suite run mini_sync --arm semi --seeds 3 --folder runs/mini_sync-again",
         "rollout.sync_period is 10 instead of inf",
         "for these test problems",
         "For new problems too: [",
@@ -223,10 +223,11 @@ def test_a_declared_study_that_has_not_started_gives_a_page(tmp_path: Path) -> N
 
 def test_the_command_names_a_study_file_by_its_path(tmp_path: Path) -> None:
     study = Synthetic()
-    command = "suite run 'my studies/mini.py' --workers 2"
+    command = "suite run 'my studies/mini.py' --axis kl --workers 2"
     folder = study.write(tmp_path, command=command)
     report = json.loads(read(build(folder, formats=("json",), source=study.data()).folder, "report.json"))
-    assert report["evidence"][1]["runs"][0]["command"] == "suite run 'my studies/mini.py' --arm semi --seed 0"
+    wanted = "suite run 'my studies/mini.py' --axis kl --arm semi --seeds 0 --folder runs/mini_sync-again"
+    assert report["evidence"][1]["runs"][0]["command"] == wanted
 
 
 @pytest.fixture(scope="module")

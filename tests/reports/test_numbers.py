@@ -172,7 +172,7 @@ def test_nan_stale_dirty_torn_duplicate_and_foreign_runs_are_named(tmp_path: Pat
     assert {"commit", "file", "left out", "duplicate", "value", "metric", "cell"} <= set(kinds)
     whys = " | ".join(f"{row['what']}: {row['why']}" for row in report["missing"])
     assert f"made by commit dddddddddd, the study stands at {COMMIT[:10]}" in whys
-    assert "grpo-seed1, offline-seed2: made with uncommitted changes" in whys
+    assert "offline-seed2, grpo-seed1: made with uncommitted changes" in whys
     assert "semi-seed1: eval/test/accuracy is not finite at step 20" in whys
     assert rows(report)["semi"]["value"]["n"] == 4
     assert rows(report)["grpo"]["value"]["n"] == 4  # the run of another configuration does not stand for the cell
