@@ -55,9 +55,10 @@ def run(
     configuration that cannot run and for a folder that holds another one; NonFiniteLoss as it says.
     """
     from suite.checkpoint import write_json
+    from suite.parts import restore
     from suite.provenance import provenance
     from suite.tracking import Tracker
-    from suite.train import restore, train
+    from suite.train import train
     from suite.validate import validate
 
     validate(config)

@@ -9,40 +9,28 @@ step k are of the weights after it, and at step 0 of the seed model.
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
-from suite import checkpoint, optim, tasks
+from suite import checkpoint, optim
 from suite.batch import Batch, collate, masked_mean
 from suite.checkpoint import Checkpoint
-from suite.config import RunConfig, fingerprint
+from suite.config import RunConfig
 from suite.evaluate import Evaluation, evaluate, probe
-from suite.objectives import build as build_objective
-from suite.policy import Policy, token_logprobs
-from suite.protocols import Group, Objective, Split, Task
+from suite.parts import Parts, assemble, save
+from suite.policy import token_logprobs
+from suite.protocols import Group, Split
 from suite.randomness import permutation
 from suite.rewards import SHAPINGS, statistics
 from suite.rollout import collect
-from suite.rollout.in_process import InProcessSampler
 from suite.run import Interrupted, NonFiniteLoss, Progress
 from suite.tracking import Tracker
-
-
-@dataclass
-class Counters:
-    """What a run has used so far; kept in checkpoints."""
-
-    loads: int = 1
-    generated_tokens: int = 0
-    trained_tokens: int = 0
-    prompts: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,76 +42,6 @@ class Outcome:
     """The last value of every metric."""
     weights: str
     """Hash of the final weights, bit for bit."""
-
-
-@dataclass
-class Parts:
-    """Everything that a step needs and a configuration decides."""
-
-    policy: Policy
-    generator: InProcessSampler
-    evaluator: InProcessSampler
-    """Samples from the learner's own weights."""
-    reference: PreTrainedModel | None
-    task: Task
-    objective: Objective
-    optimizer: torch.optim.Optimizer
-    rollouts: collect.Collect
-    counters: Counters = field(default_factory=Counters)
-    first_batch: int = 0
-
-
-def restore(folder: Path, identity: str) -> Checkpoint | None:
-    """The newest whole checkpoint of a run, or None. Raises ValueError if it is of another configuration."""
-    found = checkpoint.latest(folder)
-    if found and found.state["fingerprint"] != identity:
-        raise ValueError(
-            f"the checkpoint in {folder} is of configuration {found.state['fingerprint']}, this run is {identity}; "
-            "move it away or run in another folder"
-        )
-    return found
-
-
-def assemble(config: RunConfig, start: Checkpoint | None = None) -> Parts:
-    """Load the model and fill every slot; with a checkpoint, put back all that it holds."""
-    policy = Policy.load(config.model)
-    evaluator = InProcessSampler(
-        policy.model, pad_id=policy.pad_id, stop_ids=policy.stop_ids, chunk_size=config.rollout.chunk_size
-    )
-    generator = evaluator.separate()
-    task = tasks.build(config, policy.tokenizer)
-    objective = build_objective(config, task.max_completion_length)
-    reference = copy.deepcopy(policy.model).requires_grad_(False) if objective.needs_reference else None
-    optimizer = optim.build(policy.model.parameters(), config.optim)
-    source = collect.SOURCES[config.rollout.source]
-    parts = Parts(
-        policy, generator, evaluator, reference, task, objective, optimizer, source(config, task, generator, policy)
-    )
-    if start:
-        policy.model.load_state_dict(start.tensors["policy"])
-        generator.load(start.tensors["generator"], start.state["generator_version"])
-        if reference is not None:
-            reference.load_state_dict(start.tensors["reference"])
-        optim.load_state_tensors(optimizer, start.tensors["optimizer"])
-        parts.counters = Counters(**start.state["counters"])
-        parts.first_batch = start.state["batches"]
-    return parts
-
-
-def save(config: RunConfig, folder: Path, parts: Parts, batches: int, run_id: str, latest: dict[str, float]) -> None:
-    """Checkpoint after `batches` rollout batches, with the latest value of every metric."""
-    tensors = {
-        "policy": parts.policy.model.state_dict(),
-        "generator": parts.generator.model.state_dict(),
-        "optimizer": optim.state_tensors(parts.optimizer),
-    }
-    if parts.reference is not None:
-        tensors["reference"] = parts.reference.state_dict()
-    state = {
-        "batches": batches, "generator_version": parts.generator.version, "counters": vars(parts.counters),
-        "run_id": run_id, "fingerprint": fingerprint(config), "latest": latest,
-    }  # fmt: skip
-    checkpoint.save(folder, batches * config.updates_per_batch, tensors, state, keep=config.train.keep_checkpoints)
 
 
 def full_evaluation(config: RunConfig, parts: Parts, step: int) -> Evaluation:

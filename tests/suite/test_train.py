@@ -12,11 +12,12 @@ import torch
 from fakes import POLICY_GRADIENT, small, trained
 from safetensors.torch import load_file
 
-from suite import train as core
 from suite.checkpoint import tensors_hash
 from suite.config import RunConfig, apply, fingerprint
+from suite.parts import assemble, restore
 from suite.policy import Policy
 from suite.rewards import SHAPINGS
+from suite.rollout.in_process import InProcessSampler
 from suite.run import Interrupted, NonFiniteLoss
 
 
@@ -32,14 +33,14 @@ class Spy:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.loads: list[int] = []
         self.hashes: list[tuple[int, str]] = []
-        sampler = core.InProcessSampler
+        sampler = InProcessSampler
         load, generate = sampler.load, sampler.generate
 
-        def spy_load(this: core.InProcessSampler, weights: dict[str, torch.Tensor], version: int) -> None:
+        def spy_load(this: InProcessSampler, weights: dict[str, torch.Tensor], version: int) -> None:
             self.loads.append(version)
             load(this, weights, version)
 
-        def spy_generate(this: core.InProcessSampler, requests: list, sampling: object) -> list:
+        def spy_generate(this: InProcessSampler, requests: list, sampling: object) -> list:
             if requests and "rollout" in requests[0].key:
                 self.hashes.append((this.version, tensors_hash(this.model.state_dict())))
             return generate(this, requests, sampling)  # type: ignore[arg-type]
@@ -104,15 +105,15 @@ def test_a_run_stopped_and_resumed_is_the_uninterrupted_run(options: dict[str, o
 def test_resume_keeps_the_reference_and_refuses_another_configuration(tmp_path: Path) -> None:
     config = small(train__steps=4)
     trained(config, tmp_path)
-    start = core.restore(tmp_path / "checkpoints", fingerprint(config))
+    start = restore(tmp_path / "checkpoints", fingerprint(config))
     assert start is not None
-    parts = core.assemble(config, start)
+    parts = assemble(config, start)
     assert parts.reference is not None
     seed_weights = Policy.load(config.model).model.state_dict()
     assert tensors_hash(parts.reference.state_dict()) == tensors_hash(seed_weights)
     assert tensors_hash(parts.policy.model.state_dict()) != tensors_hash(seed_weights)
     with pytest.raises(ValueError, match="is of configuration"):
-        core.restore(tmp_path / "checkpoints", fingerprint(small(train__steps=5)))
+        restore(tmp_path / "checkpoints", fingerprint(small(train__steps=5)))
 
 
 def test_the_reference_follows_the_generator_only_when_asked(tmp_path: Path) -> None:
@@ -162,7 +163,7 @@ def test_micro_batches_change_no_result_beyond_rounding(options: dict[str, objec
     for size in (0, 2, 6):
         config = small(**options, train__steps=3, optim__micro_batch_size=size)
         trained(config, tmp_path / str(size))
-        found = core.restore(tmp_path / str(size) / "checkpoints", fingerprint(config))
+        found = restore(tmp_path / str(size) / "checkpoints", fingerprint(config))
         assert found is not None
         ends.append(found.tensors["policy"])
     seed_weights = Policy.load(RunConfig().model).model.state_dict()
