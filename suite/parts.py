@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from suite import checkpoint, optim, tasks
+from suite import checkpoint, critic, optim, tasks
 from suite.checkpoint import Checkpoint
 from suite.config import RunConfig, fingerprint
+from suite.critic import Critic
 from suite.objectives import build as build_objective
 from suite.policy import Policy
 from suite.protocols import Objective, Task
@@ -42,6 +43,7 @@ class Parts:
     objective: Objective
     optimizer: torch.optim.Optimizer
     rollouts: collect.Collect
+    critic: Critic | None = None
     counters: Counters = field(default_factory=Counters)
     first_batch: int = 0
 
@@ -70,7 +72,8 @@ def assemble(config: RunConfig, start: Checkpoint | None = None) -> Parts:
     optimizer = optim.build(policy.model.parameters(), config.optim)
     source = collect.SOURCES[config.rollout.source]
     parts = Parts(
-        policy, generator, evaluator, reference, task, objective, optimizer, source(config, task, generator, policy)
+        policy, generator, evaluator, reference, task, objective, optimizer, source(config, task, generator, policy),
+        critic.build(config, policy),
     )
     if start:
         policy.model.load_state_dict(start.tensors["policy"])
@@ -78,6 +81,9 @@ def assemble(config: RunConfig, start: Checkpoint | None = None) -> Parts:
         if reference is not None:
             reference.load_state_dict(start.tensors["reference"])
         optim.load_state_tensors(optimizer, start.tensors["optimizer"])
+        objective.load_state(start.tensors.get("objective", {}))
+        if parts.critic:
+            parts.critic.load(start.tensors)
         parts.counters = Counters(**start.state["counters"])
         parts.first_batch = start.state["batches"]
     return parts
@@ -92,6 +98,10 @@ def save(config: RunConfig, folder: Path, parts: Parts, batches: int, run_id: st
     }
     if parts.reference is not None:
         tensors["reference"] = parts.reference.state_dict()
+    if held := parts.objective.state():
+        tensors["objective"] = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in held.items()}
+    if parts.critic:
+        tensors |= parts.critic.tensors()
     state = {
         "batches": batches, "generator_version": parts.generator.version, "counters": vars(parts.counters),
         "run_id": run_id, "fingerprint": fingerprint(config), "latest": latest,

@@ -17,21 +17,21 @@ from suite.config import ModelConfig
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 
 
-def resolve_path(path: str) -> str:
+def resolve_path(path: str, option: str = "model.path") -> str:
     """`seed:NAME` becomes the folder of that seed model (trained if need be); a folder must hold weights.
 
-    Raises ValueError, naming the folder, if it has no configuration or no safetensors weights.
+    Raises ValueError, naming the option and the folder, if it has no configuration or no safetensors weights.
     """
     if path.startswith("seed:"):
         return str(seed_model.ensure(path.removeprefix("seed:")))
     folder = Path(path)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ValueError(f"model.path: the folder {path} has no config.json; give a Hugging Face model folder")
+            raise ValueError(f"{option}: the folder {path} has no config.json; give a Hugging Face model folder")
         if not any((folder / name).is_file() for name in WEIGHT_FILES):
-            raise ValueError(f"model.path: the folder {path} has no weights (looked for {' and '.join(WEIGHT_FILES)})")
+            raise ValueError(f"{option}: the folder {path} has no weights (looked for {' and '.join(WEIGHT_FILES)})")
     elif path.startswith((".", "/", "~")):
-        raise ValueError(f"model.path: there is no folder {path}")
+        raise ValueError(f"{option}: there is no folder {path}")
     return path
 
 
