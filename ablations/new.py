@@ -31,18 +31,19 @@ TEMPLATE = '''\
 
 from collections.abc import Sequence
 
+from suite.config import RewardConfig
 from suite.protocols import Group
 from suite.rewards import SHAPINGS
 from suite.study import Arm, Axis
 
 
 @SHAPINGS.register("NAME", reads=["reward.shaping_coef"])
-def NAME(groups: Sequence[Group], coefficient: float) -> None:
-    """Takes `coefficient` reward units per token beyond the shortest rollout of the group."""
+def NAME(groups: Sequence[Group], reward: RewardConfig) -> None:
+    """Takes `shaping_coef` reward units per token beyond the shortest rollout of the group."""
     for group in groups:
         shortest = min(len(rollout.completion.token_ids) for rollout in group)
         for rollout in group:
-            rollout.reward -= coefficient * (len(rollout.completion.token_ids) - shortest)
+            rollout.reward -= reward.shaping_coef * (len(rollout.completion.token_ids) - shortest)
 
 
 AXIS = Axis(

@@ -26,8 +26,16 @@ class Batch:
     units: list[list[int]]
     targets: dict[str, torch.Tensor] = field(default_factory=dict)
     """Per-row values of the objective, shape (B,)."""
+    token_rewards_BT: torch.Tensor | None = None
+    """Rewards given token by token, beside the scalar one; None where there are none."""
     learner_logprobs_BT: torch.Tensor | None = None
     ref_logprobs_BT: torch.Tensor | None = None
+    values_BT: torch.Tensor | None = None
+    """The critic's value of the state in which each token was chosen, as the batch was prepared."""
+    rewards_BT: torch.Tensor | None = None
+    """Every reward that the advantages were made of, token by token, the scalar one on the last trained token."""
+    returns_BT: torch.Tensor | None = None
+    """The critic's targets."""
     advantages_BT: torch.Tensor | None = None
 
     def __len__(self) -> int:
@@ -61,8 +69,12 @@ class Batch:
             truncated_B=self.truncated_B[index],
             units=new_units,
             targets={name: tensor[index] for name, tensor in self.targets.items()},
+            token_rewards_BT=pick(self.token_rewards_BT),
             learner_logprobs_BT=pick(self.learner_logprobs_BT),
             ref_logprobs_BT=pick(self.ref_logprobs_BT),
+            values_BT=pick(self.values_BT),
+            rewards_BT=pick(self.rewards_BT),
+            returns_BT=pick(self.returns_BT),
             advantages_BT=pick(self.advantages_BT),
         )
 
@@ -97,25 +109,39 @@ def pad(
     return ids, attention, attention[:, width:].bool()
 
 
-def collate(selected: Selected, pad_id: int, group_of: Sequence[int]) -> Batch:
-    """Tensors from selected rollouts, token for token as sampled. `group_of` gives each row's prompt index."""
+def collate(selected: Selected, pad_id: int, group_of: Sequence[int], *, mask_truncated: bool = False) -> Batch:
+    """Tensors from selected rollouts, token for token as sampled. `group_of` gives each row's prompt index.
+
+    With `mask_truncated` (overlong filtering) truncated rows have no trained token: they are in no numerator and no
+    denominator of a loss. Their rewards still count in the statistics of their group.
+    """
     rollouts = selected.rollouts
     prompts, completions = [r.prompt_ids for r in rollouts], [r.completion.token_ids for r in rollouts]
     ids, attention, mask = pad(prompts, completions, pad_id)
-    logprobs = torch.zeros(mask.shape)
-    for row, rollout in enumerate(rollouts):
-        logprobs[row, : len(rollout.completion.logprobs)] = torch.tensor(rollout.completion.logprobs)
+    logprobs = _rows([r.completion.logprobs for r in rollouts], mask)
+    token_rewards = _rows([r.token_rewards for r in rollouts], mask) if any(r.token_rewards for r in rollouts) else None
+    truncated_B = torch.tensor([r.truncated for r in rollouts], dtype=torch.bool)
     return Batch(
         input_ids_BL=ids,
         attention_mask_BL=attention,
-        mask_BT=mask,
+        mask_BT=mask & ~truncated_B[:, None] if mask_truncated else mask,
         sampler_logprobs_BT=logprobs,
         rewards_B=torch.tensor([r.reward for r in rollouts], dtype=torch.float32),
         group_B=torch.tensor(list(group_of), dtype=torch.long),
-        truncated_B=torch.tensor([r.truncated for r in rollouts], dtype=torch.bool),
+        truncated_B=truncated_B,
         units=selected.units,
         targets={name: torch.tensor(values, dtype=torch.float32) for name, values in selected.targets.items()},
+        token_rewards_BT=token_rewards,
     )
+
+
+def _rows(values: Sequence[tuple[float, ...]], mask_BT: torch.Tensor) -> torch.Tensor:
+    """(B, T) of per-token values, 0 where a row has none."""
+    out_BT = torch.zeros(mask_BT.shape)
+    for row, row_values in enumerate(values):
+        assert len(row_values) in (0, int(mask_BT[row].sum()))
+        out_BT[row, : len(row_values)] = torch.tensor(row_values)
+    return out_BT
 
 
 def masked_mean(values_BT: torch.Tensor, mask_BT: torch.Tensor) -> float:

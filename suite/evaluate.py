@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from suite.grading import Verdict
 from suite.protocols import Completion, Prompt, Request, Sampler, Sampling, Split, Task
+from suite.rewards import mean, scored
+from suite.tasks import parts_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -59,11 +62,15 @@ def evaluate(
     tokenizer: PreTrainedTokenizerBase,
     *,
     step: int,
+    benchmark: str = "",
 ) -> Evaluation:
-    """Greedy accuracy and avg@k on a held-out split, with one row per problem kept.
+    """Greedy reward and its mean over k samples on a held-out split, with one row per problem kept.
 
-    avg@k is the mean over problems of the mean over k sampled completions, keyed by (seed, step, problem, sample).
+    Logged under `eval/<benchmark>/`, the split's name unless another is given. For a verified task they are `accuracy`
+    and `avg@k`; for a scored one `reward` and `reward@k`, over what was scored. What a task measures beside its
+    reward is averaged over the greedy completions. Samples are keyed by (seed, step, problem, sample).
     """
+    place = f"eval/{benchmark or split}"
     count = config.eval.validation_problems if split == "validation" else config.eval.test_problems
     prompts = task.held_out(split, count)
     budget, k = task.max_completion_length, config.eval.num_samples
@@ -81,32 +88,56 @@ def evaluate(
                 "uid": prompt.uid, "prompt": prompt.text, "gold": prompt.gold, "completion": text,
                 "answer": verdict.answer, "outcome": verdict.outcome, "reward": verdict.reward,
                 "truncated": completion.finish_reason == "length", "tokens": len(completion.token_ids),
-                "sampled_right": sum(marks[i * k : (i + 1) * k]), "sampled": k,
+                "sampled_right": sum(marks[i * k : (i + 1) * k]), "sampled": k, **verdict.measures,
             }
         )  # fmt: skip
     n = len(prompts)
     metrics = {
-        f"eval/{split}/accuracy": sum(row["reward"] for row in rows) / n,
-        f"eval/{split}/truncated_frac": sum(row["truncated"] for row in rows) / n,
-        f"eval/{split}/no_answer_frac": sum(row["outcome"] == "no_answer" for row in rows) / n,
-        f"eval/{split}/mean_tokens": sum(row["tokens"] for row in rows) / n,
+        f"{place}/truncated_frac": sum(row["truncated"] for row in rows) / n,
+        f"{place}/mean_tokens": sum(row["tokens"] for row in rows) / n,
+        **_means(place, verdicts, marks, k),
     }
-    if k:
-        metrics[f"eval/{split}/avg@{k}"] = sum(marks) / (n * k)
     tokens = sum(len(c.token_ids) for c in (*greedy, *sampled))
-    return Evaluation(metrics, {f"eval/{split}/problems": rows}, tokens)
+    return Evaluation(metrics, {f"{place}/problems": rows}, tokens)
+
+
+def _means(place: str, verdicts: Sequence[Verdict], marks: Sequence[float], k: int) -> dict[str, float]:
+    """The means over greedy verdicts and over the rewards of k samples a problem; an abstention is in none of them."""
+    if any(verdict.score is not None for verdict in verdicts):
+        greedy = scored(verdict.reward for verdict in verdicts)
+        of_problem = [scored(marks[i * k : (i + 1) * k]) for i in range(len(verdicts))]
+        samples = [mean(rewards) for rewards in of_problem if rewards]
+        out = {f"{place}/scored_frac": len(greedy) / len(verdicts)}
+        out |= {f"{place}/reward": mean(greedy)} if greedy else {}
+        out |= {f"{place}/reward@{k}": mean(samples)} if samples else {}
+    else:
+        out = {
+            f"{place}/accuracy": mean([verdict.reward for verdict in verdicts]),
+            f"{place}/no_answer_frac": mean([float(verdict.outcome == "no_answer") for verdict in verdicts]),
+        }
+        out |= {f"{place}/avg@{k}": mean(marks)} if k else {}
+    for measure in sorted({name for verdict in verdicts for name in verdict.measures}):
+        out[f"{place}/{measure}"] = mean([v.measures[measure] for v in verdicts if measure in v.measures])
+    return out
 
 
 def probe(config: RunConfig, sampler: Sampler, task: Task, policy: Policy, *, step: int) -> Evaluation:
     """Entropy and length on the fixed probe prompts with fresh samples of the current policy, for every method alike.
 
-    `policy/entropy`: full vocabulary, nats, fp32, temperature 1, mean over the sampled tokens.
+    `policy/entropy`: full vocabulary, nats, fp32, temperature 1, mean over the sampled tokens. Every task of a mixture
+    has as many probe prompts, and its own two values beside those over all tasks.
     """
-    prompts = task.held_out("validation", 0)[-config.eval.probe_prompts :]
-    sampling = Sampling(1.0, 1.0, 0, task.max_completion_length)
-    key = (config.seed, step, "probe")
-    completions = _complete(sampler, task, prompts, config.eval.probe_samples, sampling, key)
-    asked = [ids for p in prompts for ids in [task.encode(p)] * config.eval.probe_samples]
-    entropy, tokens = policy.mean_entropy(asked, [c.token_ids for c in completions])
-    metrics = {"policy/entropy": entropy, "policy/probe_length": tokens / len(completions)}
+    total, tokens, samples, metrics = 0.0, 0, 0, dict[str, float]()
+    for name, part in parts_of(task).items():
+        prompts = part.held_out("validation", 0)[-config.eval.probe_prompts :]
+        sampling = Sampling(1.0, 1.0, 0, part.max_completion_length)
+        completions = _complete(
+            sampler, part, prompts, config.eval.probe_samples, sampling, (config.seed, step, "probe")
+        )
+        asked = [ids for p in prompts for ids in [part.encode(p)] * config.eval.probe_samples]
+        entropy, count = policy.mean_entropy(asked, [c.token_ids for c in completions])
+        total, tokens, samples = total + entropy * count, tokens + count, samples + len(completions)
+        if name:
+            metrics |= {f"task/{name}/entropy": entropy, f"task/{name}/probe_length": count / len(completions)}
+    metrics |= {"policy/entropy": total / tokens, "policy/probe_length": tokens / samples}
     return Evaluation(metrics, generated_tokens=tokens)

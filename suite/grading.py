@@ -13,8 +13,8 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Literal
 
@@ -44,11 +44,15 @@ class Verdict:
     """The extracted answer as the model wrote it; None for `no_answer`."""
     raw: bool | None
     """math-verify's own verdict on the untouched completion; None where it was not asked or did not finish."""
+    score: float | None = None
+    """A scalar reward (a reward model's, a judge's), NaN where it abstained; None where right and wrong decide."""
+    measures: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """What else was measured, by name: logged beside the reward, never trained on."""
 
     @property
     def reward(self) -> float:
-        """1.0 for right, else 0.0."""
-        return 1.0 if self.outcome == "right" else 0.0
+        """The score; without one 1.0 for right, else 0.0."""
+        return self.score if self.score is not None else 1.0 if self.outcome == "right" else 0.0
 
 
 def extract(completion: str, extraction: Extraction = "boxed") -> str | None:

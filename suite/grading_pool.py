@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-Outcome = Literal["right", "wrong", "no_answer", "timeout", "error"]
+Outcome = Literal["right", "wrong", "no_answer", "timeout", "error", "scored", "abstained"]
 
 START_S = 120.0  # to import sympy on a busy machine
 _LENGTH = struct.Struct(">I")

@@ -51,6 +51,11 @@ _RUN = "running sum since step 0; resuming does not count a step twice"
 _PROBLEMS = "mean over the benchmark's problems, one greedy completion each"
 _SAMPLES = "mean over problems of the mean over the samples of a problem"
 
+_SCORED_PROBLEMS = "mean over the benchmark's scored problems, one greedy completion each"
+_TASK = "mean over the task's rollouts of the step's batch"
+_SCORED = "mean over the task's scored rollouts of the step's batch"
+_TASK_GROUPS = "mean over the task's groups of the step's batch"
+
 _METRICS = (
     Metric("reward/mean", "R, the scalar reward of a rollout", "reward", _BATCH, "reward", "critic/score/mean"),
     Metric(
@@ -67,6 +72,7 @@ _METRICS = (
         _GROUPS,
         "frac_reward_zero_std",
     ),
+    Metric("reward/scored_frac", "rollouts whose reward did not abstain: the others are in no mean", "share", _BATCH),
     Metric("reward/right_frac", "rollouts graded right", "share", _BATCH),
     Metric("reward/no_answer_frac", "rollouts in which no answer was found (never counted as wrong)", "share", _BATCH),
     Metric("reward/timeout_frac", "rollouts whose grading hit the time bound", "share", _BATCH),
@@ -170,6 +176,51 @@ _METRICS = (
     Metric("dpo/chosen_logprob", "Σ_t logprobs of the chosen completion", "nats", _PAIRS, "logps/chosen"),
     Metric("dpo/rejected_logprob", "Σ_t logprobs of the rejected completion", "nats", _PAIRS, "logps/rejected"),
     Metric(
+        "critic/loss",
+        "½ max((V − R)², (clip(V, V_old ± cliprange_value) − R)²), R the critic's target",
+        "reward²",
+        f"mean {_TRAINED}",
+        "",
+        "critic/vf_loss",
+    ),
+    Metric(
+        "critic/clip_frac",
+        "tokens at which the clipped error is the larger one: they have no gradient",
+        "share",
+        f"mean {_TRAINED}",
+        "",
+        "critic/vf_clipfrac",
+    ),
+    Metric(
+        "critic/grad_norm",
+        "L2 norm of the gradient of the critic's parameters, before clipping",
+        "loss per parameter unit",
+        "mean over the updates of the row",
+        "",
+        "critic/grad_norm",
+    ),
+    Metric("critic/lr", "the critic's learning rate", "1", _ONCE, "", "critic/lr"),
+    Metric(
+        "critic/value_mean",
+        "V, the value of the state in which a token was chosen, before the row's updates",
+        "reward",
+        "mean over the trained tokens of the step's batch",
+        "",
+        "critic/values/mean",
+    ),
+    Metric(
+        "critic/explained_variance",
+        "1 − Var(G − V) / Var(G), G the Monte-Carlo return from a token on, V as above; absent where G does not vary",
+        "share",
+        "over the trained tokens of the step's batch",
+        "",
+        "critic/vf_explained_var",
+    ),
+    Metric("critic/trained_tokens", "tokens that the critic learned from", "tokens", "sum over the updates of the row"),
+    Metric(
+        "critic/pretrain_steps", "optimizer steps so far in which only the critic moved", "optimizer steps", _RUN
+    ),
+    Metric(
         "kl/ref",
         "k1 estimate of KL(policy, reference): learner_logprobs − ref_logprobs; single values may be negative",
         "nats",
@@ -233,7 +284,12 @@ _METRICS = (
         _RUN,
     ),
     Metric("sync/version", "step of the weights that sampled this step's rollouts", "optimizer steps", _ONCE),
-    Metric("sync/staleness", "step − sync/version", "optimizer steps", _ONCE),
+    Metric(
+        "sync/staleness",
+        "optimizer steps of the policy since sync/version: step − sync/version but for the critic's pretraining",
+        "optimizer steps",
+        _ONCE,
+    ),
     Metric("optim/lr", "learning rate of the last update of the row", "1", _ONCE, "learning_rate", "actor/lr"),
     Metric("time/sample_s", "sampling of the rollouts", "seconds", _WALL, "", "timing_s/gen"),
     Metric("time/reward_s", "grading of the rollouts", "seconds", _WALL, "", "timing_s/reward"),
@@ -245,6 +301,35 @@ _METRICS = (
     ),
     Metric("cost/trained_tokens", "completion tokens with a loss, once per update", "tokens", _RUN),
     Metric("cost/prompts", "prompts drawn for training, a repeated one counted again", "prompts", _RUN),
+    Metric("rollout/gen_batches", "rounds of sampling for the step's batch, with dynamic sampling", "rounds", _ONCE),
+    Metric(
+        "rollout/dropped_groups",
+        "groups sampled and thrown away: rewards all equal, or more than the batch had room for; they count as cost",
+        "groups",
+        "sum over the rounds of the step's batch",
+    ),
+    Metric("rollout/unfilled_groups", "groups missing from the batch after the last round", "groups", _ONCE),
+    Metric("measure/<measure>", "what the task measures beside its reward, never trained on", "measure", _BATCH),
+    Metric("task/<task>/reward_mean", "reward/mean of one task of a mixture", "reward", _SCORED),
+    Metric("task/<task>/reward_std", "reward/std of one task of a mixture", "reward", _TASK_GROUPS),
+    Metric("task/<task>/frac_groups_zero_std", "groups of the task whose rewards are all equal", "share", _TASK_GROUPS),
+    Metric("task/<task>/scored_frac", "rollouts of the task whose reward did not abstain", "share", _TASK),
+    Metric("task/<task>/mean_tokens", "tokens of a rollout of the task, the end token counted", "tokens", _TASK),
+    Metric("task/<task>/truncated_frac", "rollouts of the task stopped by its completion budget", "share", _TASK),
+    Metric("task/<task>/groups", "groups of the task in the step's batch", "groups", _ONCE),
+    Metric("task/<task>/entropy", "policy/entropy on the probe prompts of one task of a mixture", "nats", _PROBE),
+    Metric(
+        "task/<task>/probe_length", "policy/probe_length of one task of a mixture", "tokens", "mean over its samples"
+    ),
+    Metric("eval/<benchmark>/reward", "score of the greedy completion (scored tasks)", "reward", _SCORED_PROBLEMS),
+    Metric("eval/<benchmark>/reward@k", "score of a sample, k samples a problem (scored tasks)", "reward", _SAMPLES),
+    Metric("eval/<benchmark>/scored_frac", "greedy completions whose score did not abstain", "share", _PROBLEMS),
+    Metric(
+        "eval/<benchmark>/hidden_reward",
+        "the preference that the task `replies` hides, which its reward model only approximates",
+        "reward",
+        _PROBLEMS,
+    ),
     Metric("eval/<benchmark>/accuracy", "greedy completions graded right", "share", _PROBLEMS),
     Metric("eval/<benchmark>/avg@k", "samples graded right, k samples a problem", "share", _SAMPLES),
     Metric(

@@ -49,16 +49,36 @@ RANGES: dict[str, Range] = {
     "rollout.max_completion_length": _FROM_ZERO,
     "rollout.sync_period": _COUNT,
     "rollout.fixed_batches": _COUNT,
+    "rollout.max_gen_batches": _COUNT,
     "rollout.chunk_size": _COUNT,
     "reward.shaping_coef": Range(),
+    "reward.soft_punish_max": _POSITIVE,
+    "reward.soft_punish_cache": _POSITIVE,
     "objective.beta": _POSITIVE,
+    "objective.label_smoothing": Range(0, 0.5, high_open=True),
+    "objective.nll_coef": _FROM_ZERO,
+    "objective.grpo_coef": _FROM_ZERO,
     "objective.advantage_eps": _FROM_ZERO,
+    "objective.gamma": _MASS,
+    "objective.gae_lambda_policy": Range(0, 1),
+    "objective.length_adaptive_alpha": _FROM_ZERO,
+    "objective.baseline_decay": _MASS,
+    "objective.kl_penalty_coef": _POSITIVE,
+    "objective.kl_penalty_target": _FROM_ZERO,
+    "objective.positive_nll_coef": _FROM_ZERO,
+    "objective.entropy_target": _FROM_ZERO,
+    "objective.entropy_coef_delta": _POSITIVE,
+    "objective.entropy_coef_max": _POSITIVE,
     "objective.epsilon_low": _MASS,
     "objective.epsilon_high": _POSITIVE,
     "objective.kl_coef": _FROM_ZERO,
     "objective.entropy_coef": _FROM_ZERO,
     "objective.num_minibatches": _COUNT,
     "objective.num_epochs": _COUNT,
+    "judge.max_tokens": _COUNT,
+    "judge.timeout_s": _POSITIVE,
+    "judge.retries": _FROM_ZERO,
+    "judge.concurrency": _COUNT,
     "optim.lr": _POSITIVE,
     "optim.beta1": _DECAY,
     "optim.beta2": _DECAY,
@@ -67,6 +87,12 @@ RANGES: dict[str, Range] = {
     "optim.max_grad_norm": _FROM_ZERO,
     "optim.warmup_steps": _FROM_ZERO,
     "optim.micro_batch_size": _FROM_ZERO,
+    "critic.lr": _POSITIVE,
+    "critic.warmup_steps": _FROM_ZERO,
+    "critic.max_grad_norm": _FROM_ZERO,
+    "critic.cliprange_value": _FROM_ZERO,
+    "critic.gae_lambda_value": Range(0, 1),
+    "critic.pretrain_steps": _FROM_ZERO,
     "eval.every": _COUNT,
     "eval.validation_problems": _FROM_ZERO,
     "eval.test_problems": _FROM_ZERO,
@@ -84,11 +110,12 @@ RANGES: dict[str, Range] = {
 
 def registries() -> dict[str, Registry[Any]]:
     """The options that name an entry of a registry, and the registry. Imports torch."""
-    from suite import objectives, rewards, tasks
+    from suite import judges, objectives, rewards, tasks
 
     return {
         "task.name": tasks.TASKS,
         "reward.shaping": rewards.SHAPINGS,
+        "judge.name": judges.JUDGES,
         "objective.name": objectives.OBJECTIVES,
         "objective.pair_rule": objectives.PAIR_RULES,
         "objective.advantage": objectives.ADVANTAGES,
@@ -119,14 +146,19 @@ def choices() -> dict[str, tuple[Any, ...]]:
 
 def reads(config: RunConfig) -> frozenset[str]:
     """The options that something looks at under this configuration, whatever their values."""
+    from suite import tasks
     from suite.objectives import objective_reads
 
     table = registries()
-    loop = {name for name in flatten(config) if not name.startswith(("task.", "reward.", "objective."))}
+    loop = {name for name in flatten(config) if not name.startswith(("task.", "reward.", "objective.", "critic.", "judge."))}
     loop -= {"rollout.reference_sync"} | ({"rollout.fixed_batches"} if config.rollout.source != "fixed" else set())
+    loop -= set() if config.rollout.dynamic_sampling else {"rollout.max_gen_batches"}
     loop |= {"task.name", "reward.shaping"}
-    task, shaping = table["task.name"].entry(config.task.name), table["reward.shaping"].entry(config.reward.shaping)
-    return frozenset(loop) | task.reads | shaping.reads | objective_reads(config)
+    shaping, objective = table["reward.shaping"].entry(config.reward.shaping), objective_reads(config)
+    # where prompts never repeat, or nothing is referred to, there is nothing to keep
+    if config.rollout.source == "generator" or "rollout.reference_sync" not in objective:
+        loop.discard("rollout.precompute_ref_log_probs")
+    return frozenset(loop) | tasks.task_reads(config) | shaping.reads | objective
 
 
 def _with(config: RunConfig, option: str, value: Any) -> RunConfig:
@@ -138,7 +170,8 @@ def _with(config: RunConfig, option: str, value: Any) -> RunConfig:
 def who_reads(config: RunConfig, option: str) -> str:
     """Which change of one choice, or else of two, would make something read the option."""
     slots = [(name, value, f"{name} = {value}") for name, values in choices().items() for value in values]
-    slots.append(("objective.entropy_coef", 1.0, "objective.entropy_coef above 0"))
+    for coefficient in ("entropy_coef", "entropy_target", "nll_coef", "grpo_coef"):
+        slots.append((f"objective.{coefficient}", 1.0, f"objective.{coefficient} above 0"))
     one, two, here = [], [], reads(config)
     for name, value, words in slots:
         changed = _with(config, name, value)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from suite.grading import Verdict
 
@@ -29,6 +30,10 @@ class Prompt:
     chosen: str | None = None
     rejected: str | None = None
     """A given preference pair (`rollout.source = external`), completions without the closing EOS."""
+    task: str = ""
+    """Which task of a mixture it comes from; empty where there is but one task."""
+    pair_rule: str = ""
+    """The pair rule that the mixture names for its task; empty = `objective.pair_rule`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +76,15 @@ class Rollout:
     text: str
     verdict: Verdict
     reward: float
+    """NaN where the reward abstained: the rollout is then in no mean and no group statistic."""
     sample: int
     """Index within its group."""
+    budget: int = 0
+    """The completion budget that it was sampled with, tokens."""
+    token_rewards: tuple[float, ...] = ()
+    """Rewards given token by token, in addition to `reward`, which sits on the last trained token; empty = none."""
+    greedy: Rollout | None = None
+    """The greedy completion of the same prompt by the same weights, where the objective's baseline is its reward."""
 
     @property
     def truncated(self) -> bool:
@@ -81,6 +93,16 @@ class Rollout:
 
 Group = Sequence[Rollout]
 """The G rollouts of one prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """A rollout batch and what it cost, thrown-away groups included."""
+
+    groups: list[Group]
+    generated_tokens: int
+    prompts: int
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -148,11 +170,36 @@ class LossOutput:
     maxima: dict[str, float] = field(default_factory=dict)
 
 
+State = dict[str, "torch.Tensor | float"]
+"""What a part that learns from the run carries from step to step, by name; kept in checkpoints."""
+
+
+class Controller(Protocol):
+    """A number that an objective adapts while it trains, and what it needs to go on after a resume."""
+
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        """Take note of an optimizer step: the sums that its loss reported, empty where nothing was trained on."""
+        ...
+
+    def state(self) -> State:
+        """Everything that the next step depends on."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Put back what `state` gave, numbers as they were or as tensors of one element."""
+        ...
+
+
 class Objective(Protocol):
-    """A family of losses whose slots are filled from the configuration."""
+    """A family of losses whose slots are filled from the configuration.
+
+    Subclass it: an objective that keeps state lists it in `controllers`, and one that has none needs nothing more.
+    """
 
     needs_reference: bool
     needs_entropy: bool
+    controllers: Mapping[str, Controller] = MappingProxyType({})
+    """What it adapts while it trains, by name."""
 
     def select(self, groups: Sequence[Group], key: tuple[int | str, ...]) -> Selected:
         """Which rollouts are trained on, with keyed randomness."""
@@ -175,6 +222,22 @@ class Objective(Protocol):
     ) -> LossOutput:
         """The micro-batch's share of the step's loss, with gradient through `logprobs_BT` and `entropy_BT`."""
         ...
+
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        """Called after every optimizer step with the sums that its micro-batches reported."""
+        for controller in self.controllers.values():
+            controller.observe(metrics)
+
+    def state(self) -> State:
+        """What a resumed run needs to be the uninterrupted one."""
+        found = {name: controller.state() for name, controller in self.controllers.items()}
+        return {f"{name}.{key}": value for name, state in found.items() for key, value in state.items()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Put back what `state` gave."""
+        for name, controller in self.controllers.items():
+            mine = {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}
+            controller.load_state(mine)
 
 
 class Benchmark(Protocol):

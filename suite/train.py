@@ -9,10 +9,12 @@ step k are of the weights after it, and at step 0 of the seed model.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,6 +32,7 @@ from suite.randomness import permutation
 from suite.rewards import SHAPINGS, statistics
 from suite.rollout import collect
 from suite.run import Interrupted, NonFiniteLoss, Progress
+from suite.tasks import parts_of
 from suite.tracking import Tracker
 
 
@@ -48,15 +51,16 @@ def full_evaluation(config: RunConfig, parts: Parts, step: int) -> Evaluation:
     """Probe and validation problems; at step 0 and at the end the test problems too."""
     splits: tuple[Split, ...] = ("validation", "test") if step in (0, config.train.steps) else ("validation",)
     out = probe(config, parts.evaluator, parts.task, parts.policy, step=step)
-    for split in splits:
-        found = evaluate(config, split, parts.evaluator, parts.task, parts.policy.tokenizer, step=step)
+    for split, (name, task) in itertools.product(splits, parts_of(parts.task).items()):
+        where = f"{name}-{split}" if name else split
+        found = evaluate(config, split, parts.evaluator, task, parts.policy.tokenizer, step=step, benchmark=where)
         out.metrics.update(found.metrics)
         out.tables.update(found.tables)
     return out
 
 
 def prepare(config: RunConfig, parts: Parts, groups: list[Group], step: int) -> tuple[Batch | None, dict[str, float]]:
-    """Select what is trained on, collate it, add the learner's and the reference's log-probs, fill in advantages.
+    """Select what is trained on, collate it, add log-probs and values, fill in advantages and the critic's targets.
 
     No batch if the objective finds nothing to train on.
     """
@@ -65,14 +69,22 @@ def prepare(config: RunConfig, parts: Parts, groups: list[Group], step: int) -> 
     if not selected.rollouts:
         return None, metrics
     place = {id(rollout): index for index, group in enumerate(groups) for rollout in group}
-    batch = collate(selected, parts.policy.pad_id, [place[id(rollout)] for rollout in selected.rollouts])
+    rows = [place[id(rollout)] for rollout in selected.rollouts]
+    masked = config.rollout.mask_truncated_completions
+    batch = collate(selected, parts.policy.pad_id, rows, mask_truncated=masked)
+    if not batch.mask_BT.any():
+        return None, metrics
     learner = batch.learner_logprobs_BT = _logprobs(config, parts.policy.model, batch)
     if config.rollout.source != "external":
         metrics["kl/sampler"] = masked_mean(batch.sampler_logprobs_BT - learner, batch.mask_BT)
     if parts.reference is not None:
         batch.ref_logprobs_BT = _logprobs(config, parts.reference, batch)
         metrics["kl/ref"] = masked_mean(learner - batch.ref_logprobs_BT, batch.mask_BT)
+    if parts.critic:
+        parts.critic.evaluate(batch)
     metrics.update(parts.objective.prepare(batch))
+    if parts.critic:
+        metrics.update(parts.critic.aim(batch, step))
     return batch, metrics
 
 
@@ -100,13 +112,19 @@ def minibatches(config: RunConfig, batch: Batch, step: int) -> Iterator[Batch]:
             yield replace(mini, learner_logprobs_BT=None) if epoch == part == 0 else mini
 
 
+def learners(config: RunConfig, parts: Parts) -> list[tuple[int, Callable[[Batch, int], dict[str, float]]]]:
+    """Who learns from every minibatch, and from which optimizer step on: a critic at once, the policy after it."""
+    critics = [(0, parts.critic.update)] if parts.critic else []
+    return [*critics, (config.critic.pretrain_steps, partial(update, config, parts))]
+
+
 def update(config: RunConfig, parts: Parts, mini: Batch, step: int) -> dict[str, float]:
     """One optimizer step on a minibatch; returns its metrics. Without a trained sequence the weights stay as they are.
 
     Denominators are counted over the whole minibatch before the first forward pass. Raises NonFiniteLoss.
     """
     model, objective = parts.policy.model, parts.objective
-    rate = optim.learning_rate(config.optim, step, config.train.steps)
+    rate = optim.learning_rate(config.optim, config.policy_steps(step), config.policy_steps(config.train.steps))
     denominators = objective.denominators(mini)
     sums, maxima, total = dict[str, float](), dict[str, float](), 0.0
     parts.optimizer.zero_grad()
@@ -129,6 +147,7 @@ def update(config: RunConfig, parts: Parts, mini: Batch, step: int) -> dict[str,
         group["lr"] = rate
     if sums.get("loss/trained_sequences"):
         parts.optimizer.step()
+    objective.observe(sums)
     parts.counters.trained_tokens += int(sums.get("loss/trained_tokens", 0))
     return {**sums, **maxima, "loss/total": total, "loss/grad_norm": norm, "optim/lr": rate}
 
@@ -145,6 +164,7 @@ def train(
     """Train from step 0 or a checkpoint to the last step; see `suite.run.run`, which surrounds it."""
     parts = assemble(config, start)
     counters, steps, updates = parts.counters, config.train.steps, config.updates_per_batch
+    learning = learners(config, parts)
     latest: dict[str, float] = dict(start.state["latest"]) if start else {}
 
     def record(step: int, metrics: dict[str, float]) -> None:
@@ -158,7 +178,7 @@ def train(
         found = full_evaluation(config, parts, step)
         for name, rows in found.tables.items():
             collect.write_table(rows, folder / "evaluations" / f"{name.replace('/', '-')}-{step:06d}.parquet")
-            if name.startswith("eval/test"):
+            if name.endswith("test/problems"):
                 tracker.log_table(step, name, (list(rows[0]), [list(row.values()) for row in rows]))
         record(step, {**found.metrics, "time/eval_s": time.perf_counter() - began})
 
@@ -168,30 +188,34 @@ def train(
         step = number * updates
         clock = [time.perf_counter()]
 
-        if step and config.rollout.sync_period != "inf" and step % config.rollout.sync_period == 0:
+        moved, period = config.policy_steps(step), config.rollout.sync_period
+        if moved and period != "inf" and moved % period == 0:
             parts.generator.load(parts.policy.model.state_dict(), step)
             counters.loads += 1
             if parts.reference is not None and config.rollout.reference_sync == "with_generator":
                 parts.reference.load_state_dict(parts.policy.model.state_dict())
 
-        groups = parts.rollouts(number)
+        collected = parts.rollouts(number)
+        groups = collected.groups
         clock.append(time.perf_counter())
-        SHAPINGS[config.reward.shaping](groups, config.reward.shaping_coef)
+        SHAPINGS[config.reward.shaping](groups, config.reward)
         collect.store(groups, folder / "rollouts" / f"batch-{number:06d}.parquet")
-        counters.generated_tokens += collect.generated_tokens(config, number, groups)
-        counters.prompts += len(groups)
+        counters.generated_tokens += collected.generated_tokens
+        counters.prompts += collected.prompts
         clock.append(time.perf_counter())
 
         batch, batch_metrics = prepare(config, parts, groups, step)
         row = {
-            **statistics(groups), **batch_metrics, "sync/loads": counters.loads,
-            "sync/version": parts.generator.version, "sync/staleness": step - parts.generator.version,
+            **statistics(groups), **collected.metrics, **batch_metrics, "sync/loads": counters.loads,
+            "sync/version": parts.generator.version,
+            "sync/staleness": moved - config.policy_steps(parts.generator.version),
             "time/sample_s": clock[1] - clock[0], "time/reward_s": clock[2] - clock[1],
         }  # fmt: skip
         for offset, mini in enumerate(minibatches(config, batch, step) if batch else [None] * updates):
             began = time.perf_counter() if offset else clock[2]
             try:
-                row.update(update(config, parts, mini, step + offset) if mini else {})
+                for first, learn in learning if mini else []:
+                    row.update(learn(mini, step + offset) if step + offset >= first else {})
             except NonFiniteLoss as error:
                 collect.store(groups, folder / "failure" / "rollouts.parquet")
                 checkpoint.save_failure(folder / "failure", step + offset + 1, vars(mini), str(error))

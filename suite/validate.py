@@ -65,16 +65,69 @@ def _check_source(config: RunConfig) -> Iterator[str]:
             f"rollout.source is {source!r}, so the generator is never loaded again; "
             f"rollout.sync_period is {period} and must be inf"
         )
+    from suite.objectives import OBJECTIVES
+
+    objective, read = config.objective, reads(config)
+    if objective.pair_rule == "given" and "objective.pair_rule" in read and source != "external":
+        yield f"objective.pair_rule is 'given' and rollout.source is {source!r}; pairs are given by 'external' alone"
     if source != "external":
         return
-    if "objective.pair_rule" not in reads(config):
+    if not OBJECTIVES[objective.name].takes_given:
+        able = " or ".join(repr(name) for name in OBJECTIVES if OBJECTIVES[name].takes_given)
         yield (
-            f"rollout.source = 'external' gives preference pairs, which objective.name = {config.objective.name!r} "
-            "cannot train on; take 'dpo'"
+            f"rollout.source = 'external' gives answers that no weights of the run sampled, which objective.name = "
+            f"{objective.name!r} cannot train on; take {able}"
         )
-    for option in ("task.chosen_column", "task.rejected_column"):
-        if option in reads(config) and not flatten(config)[option]:
+    if "objective.grpo_coef" in read and objective.grpo_coef > 0:
+        yield (
+            f"objective.grpo_coef is {objective.grpo_coef}, but rollout.source = 'external' gives pairs without the "
+            "log-probs and rewards that a policy gradient needs; take objective.grpo_coef = 0"
+        )
+    if "objective.sft_rows" in read and objective.sft_rows == "best":
+        yield "objective.sft_rows is 'best', which picks among sampled answers; rollout.source = 'external' gives one"
+    needed = ["task.chosen_column"] + ["task.rejected_column"] * ("objective.pair_rule" in read)
+    for option in needed:
+        if option in read and not flatten(config)[option]:
             yield f"{option} is empty; rollout.source = 'external' needs the name of the column"
+
+
+def _check_reward(config: RunConfig) -> Iterator[str]:
+    reward = config.reward
+    if "reward.soft_punish_cache" in reads(config) and reward.soft_punish_cache > reward.soft_punish_max:
+        yield (
+            f"reward.soft_punish_cache is {reward.soft_punish_cache} and must be at most reward.soft_punish_max, "
+            f"{reward.soft_punish_max}"
+        )
+
+
+def _check_mixture(config: RunConfig) -> Iterator[str]:
+    from suite.objectives import PAIR_RULES
+    from suite.tasks import mixture
+
+    if config.task.name != mixture.NAME:
+        return
+    shares, size = mixture.proportions(config), config.rollout.num_prompts
+    mixture.lengths(config)
+    for rule in mixture.pair_rules(config).values():
+        if rule and rule not in PAIR_RULES:
+            yield str(unknown("pair rule", rule, PAIR_RULES, "task.pair_rules"))
+    for name, count in mixture.counts(shares, size).items():
+        if shares[name] and not count:
+            yield f"rollout.num_prompts is {size}, of which task {name!r} of task.mixture gets none; raise either"
+
+
+def _check_judge(config: RunConfig) -> Iterator[str]:
+    from suite.judges import FIELDS
+
+    read = reads(config)
+    for option in ("judge.url", "judge.model"):
+        if option in read and not flatten(config)[option]:
+            yield f"{option} is empty; judge.name = {config.judge.name!r} needs it"
+    if "judge.url" in read and not config.judge.url.startswith(("http://", "https://")):
+        yield f"judge.url is {config.judge.url!r} and must begin with http:// or https://"
+    missing = [name for name in FIELDS if name not in config.judge.template]
+    if "judge.template" in read and config.judge.template and missing:
+        yield f"judge.template lacks {' and '.join(missing)}; it must contain {', '.join(FIELDS)}"
 
 
 def _check_task(config: RunConfig) -> Iterator[str]:
@@ -97,8 +150,12 @@ def _check_task(config: RunConfig) -> Iterator[str]:
 
 def _check_group(config: RunConfig) -> Iterator[str]:
     size, objective = config.rollout.num_generations, config.objective
+    if config.rollout.dynamic_sampling and config.rollout.source == "external":
+        yield "rollout.dynamic_sampling is on, but rollout.source = 'external' samples nothing; turn it off"
     if size >= 2 or config.rollout.source == "external":
         return
+    if config.rollout.dynamic_sampling:
+        yield f"rollout.num_generations is {size} and must be at least 2: dynamic sampling compares a group's rewards"
     read = reads(config)
     if "objective.pair_rule" in read:
         yield f"rollout.num_generations is {size} and must be at least 2: a pair is two rollouts of one prompt"
@@ -126,12 +183,41 @@ def _check_objective(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _check_critic(config: RunConfig) -> Iterator[str]:
+    critic, updates = config.critic, config.updates_per_batch
+    if "critic.init" not in reads(config):
+        return
+    if not critic.init:
+        yield (
+            f"objective.advantage = {config.objective.advantage!r} needs a critic, and critic.init is empty; "
+            "take 'policy', or the hub id or folder of a reward model"
+        )
+    elif critic.init != "policy":
+        from suite.policy import resolve_path
+
+        resolve_path(critic.init, "critic.init")
+    if critic.pretrain_steps % updates:
+        yield (
+            f"critic.pretrain_steps is {critic.pretrain_steps} and must be a multiple of the {updates} steps per "
+            "rollout batch"
+        )
+    if critic.pretrain_steps >= config.train.steps:
+        yield (
+            f"critic.pretrain_steps is {critic.pretrain_steps} of train.steps = {config.train.steps}, so the policy "
+            "would never move; it must be less"
+        )
+
+
 _CLASHES: tuple[Callable[[RunConfig], Iterator[str]], ...] = (
     _check_steps,
     _check_source,
+    _check_judge,
+    _check_reward,
+    _check_mixture,
     _check_task,
     _check_group,
     _check_objective,
+    _check_critic,
 )
 
 
@@ -169,8 +255,8 @@ def inert_reason(config: RunConfig, control: RunConfig) -> str | None:
 
 
 def _never_synced(config: RunConfig) -> Changes:
-    """A period of N steps or more has no sync: syncs follow at s, 2s, ... < N."""
-    period, steps = config.rollout.sync_period, config.train.steps
+    """A period of N steps of the policy or more has no sync: syncs follow at s, 2s, ... < N."""
+    period, steps = config.rollout.sync_period, config.policy_steps(config.train.steps)
     changes: Changes = {}
     if period != "inf" and period >= steps and period > config.updates_per_batch:
         changes["rollout.sync_period"] = ("inf", f"no sync falls within {steps} steps")
@@ -191,12 +277,14 @@ def _fixed_set(config: RunConfig) -> Changes:
 
 
 def _given_pairs(config: RunConfig) -> Changes:
-    """Given pairs are not sampled, nor chosen from a group."""
+    """Given pairs are not sampled, nor chosen from a group: only a judge may turn one around."""
     if config.rollout.source == "external":
         why = "given pairs are not sampled"
-        names = ("num_generations", "top_p", "top_k")
+        names = ("num_generations", "top_p", "top_k", "mask_truncated_completions")
         changes: Changes = {f"rollout.{name}": (_DEFAULTS[f"rollout.{name}"], why) for name in names}
-        return {**changes, "objective.pair_rule": (_DEFAULTS["objective.pair_rule"], "the pairs are given")}
+        if "judge.name" not in reads(config):
+            changes["objective.pair_rule"] = (_DEFAULTS["objective.pair_rule"], "the pairs are given")
+        return changes
     why = "no pairs are given"
     return {name: (_DEFAULTS[name], why) for name in ("task.chosen_column", "task.rejected_column")}
 
@@ -239,6 +327,13 @@ def _ratio(config: RunConfig) -> Changes:
     return changes
 
 
+def _shaping(config: RunConfig) -> Changes:
+    """A punishment of strength 0."""
+    if config.reward.shaping == "soft_overlong" and config.reward.shaping_coef == 0:
+        return {"reward.shaping": ("none", "reward.shaping_coef is 0")}
+    return {}
+
+
 def _scaling(config: RunConfig) -> Changes:
     """A batch of one prompt is one group."""
     one_group = config.rollout.num_prompts == 1 and config.objective.scale_rewards == "batch"
@@ -254,11 +349,22 @@ def _entropy(config: RunConfig) -> Changes:
 
 def _schedule(config: RunConfig) -> Changes:
     """The rate is at its peak from the last step of the warm-up on, and there once whatever the schedule."""
-    if config.optim.warmup_steps >= config.train.steps - 1:
+    if config.optim.warmup_steps >= config.policy_steps(config.train.steps) - 1:
         return {"optim.schedule": (_DEFAULTS["optim.schedule"], "the warm-up lasts to the end")}
     if config.optim.warmup_steps == 1 and config.optim.schedule == "constant":
         return {"optim.warmup_steps": (0, "a warm-up of one step is none")}
     return {}
+
+
+def _critic(config: RunConfig) -> Changes:
+    """Values have not moved at the first update of a batch, and with U = 1 there is no other."""
+    changes: Changes = {}
+    if config.updates_per_batch == 1:
+        why = "no value has moved at the only update of a batch"
+        changes["critic.cliprange_value"] = (_DEFAULTS["critic.cliprange_value"], why)
+    if config.critic.warmup_steps == 1:
+        changes["critic.warmup_steps"] = (0, "a warm-up of one step is none")
+    return changes
 
 
 def _unread(config: RunConfig) -> Changes:
@@ -275,8 +381,10 @@ _RULES: tuple[Callable[[RunConfig], Changes], ...] = (
     _given_pairs,
     _kl,
     _ratio,
+    _shaping,
     _scaling,
     _entropy,
     _schedule,
+    _critic,
     _unread,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow
@@ -13,12 +14,14 @@ from suite.config import RunConfig
 from suite.evaluate import decode
 from suite.grading import Verdict
 from suite.policy import Policy
-from suite.protocols import Completion, Group, Prompt, Request, Rollout, Sampler, Sampling, Task
+from suite.protocols import Collected, Completion, Group, Prompt, Request, Rollout, Sampler, Sampling, Task
 from suite.registry import Registry
+from suite.rollout.dynamic import fill
+from suite.tasks import parts_of
 from suite.tasks.encoding import encode_completion
 
-Collect = Callable[[int], list[Group]]
-"""Rollout batch number -> its groups, graded; `reward` is the verdict's."""
+Collect = Callable[[int], Collected]
+"""Rollout batch number -> its groups, graded (`reward` is the verdict's), and their cost."""
 
 Source = Callable[[RunConfig, Task, Sampler, Policy], Collect]
 """Built once per run from the configuration, the task, the generator and the policy (for its tokenizer)."""
@@ -31,32 +34,55 @@ GIVEN = -1
 
 @SOURCES.register("generator")
 def from_generator(config: RunConfig, task: Task, sampler: Sampler, policy: Policy) -> Collect:
-    """G completions for each of P prompts. Noise is keyed by (seed, step, purpose, prompt, sample)."""
-    rollout = config.rollout
-    sampling = Sampling(rollout.temperature, rollout.top_p, rollout.top_k, task.max_completion_length)
+    """G completions for each of P prompts. Noise is keyed by (seed, step, purpose, place, prompt, sample).
 
-    def collect(batch: int) -> list[Group]:
-        prompts = task.draw(config.seed, batch, rollout.num_prompts)
+    With `rollout.dynamic_sampling` groups that teach nothing make room for further prompts: `suite.rollout.dynamic`.
+    """
+
+    def sample(prompts: Sequence[Prompt], batch: int, first: int) -> list[Group]:
         step = batch * config.updates_per_batch
-        encoded = [task.encode(prompt) for prompt in prompts]
         # a prompt may stand twice in a batch, across the end of a pass: its place keeps the two apart
-        requests = [
-            Request(ids, (config.seed, step, "rollout", place, prompt.uid, sample))
-            for place, (prompt, ids) in enumerate(zip(prompts, encoded, strict=True))
-            for sample in range(rollout.num_generations)
-        ]
-        completions = sampler.generate(requests, sampling)
-        repeated = [prompt for prompt in prompts for _ in range(rollout.num_generations)]
-        texts = [decode(policy.tokenizer, completion.token_ids) for completion in completions]
-        verdicts = task.grade(repeated, texts)
-        rollouts = [
-            Rollout(repeated[i], encoded[i // rollout.num_generations], completions[i], texts[i], verdicts[i],
-                    verdicts[i].reward, i % rollout.num_generations)
-            for i in range(len(repeated))
-        ]  # fmt: skip
-        return [rollouts[i : i + rollout.num_generations] for i in range(0, len(rollouts), rollout.num_generations)]
+        keys = [(config.seed, step, "rollout", first + place, prompt.uid) for place, prompt in enumerate(prompts)]
+        return sample_groups(config, task, sampler, policy, prompts, keys)
 
-    return collect
+    def collect(batch: int) -> Collected:
+        groups = sample(task.draw(config.seed, batch, config.rollout.num_prompts), batch, 0)
+        return Collected(groups, sampled_tokens(groups), len(groups))
+
+    return partial(fill, config, task, sample) if config.rollout.dynamic_sampling else collect
+
+
+def sample_groups(
+    config: RunConfig,
+    task: Task,
+    sampler: Sampler,
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    keys: Sequence[tuple[int | str, ...]],
+) -> list[Group]:
+    """The graded groups of the prompts, in order; the key of a prompt and the sample's number key a rollout's noise.
+
+    Each task of a mixture samples within its own budget and grades its own completions.
+    """
+    rollout, groups = config.rollout, dict[int, Group]()
+    for name, part in parts_of(task).items():
+        mine = [index for index, prompt in enumerate(prompts) if prompt.task == name]
+        if not mine:
+            continue
+        budget = part.max_completion_length
+        encoded = {index: part.encode(prompts[index]) for index in mine}
+        rows = [(index, number) for index in mine for number in range(rollout.num_generations)]
+        requests = [Request(encoded[index], (*keys[index], number)) for index, number in rows]
+        completions = sampler.generate(requests, Sampling(rollout.temperature, rollout.top_p, rollout.top_k, budget))
+        texts = [decode(policy.tokenizer, completion.token_ids) for completion in completions]
+        verdicts = part.grade([prompts[index] for index, _ in rows], texts)
+        found = [
+            Rollout(prompts[index], encoded[index], completion, text, verdict, verdict.reward, number, budget)
+            for (index, number), completion, text, verdict in zip(rows, completions, texts, verdicts, strict=True)
+        ]
+        for place, index in enumerate(mine):
+            groups[index] = found[place * rollout.num_generations : (place + 1) * rollout.num_generations]
+    return [groups[index] for index in range(len(prompts))]
 
 
 @SOURCES.register("fixed")
@@ -64,15 +90,17 @@ def from_fixed_set(config: RunConfig, task: Task, sampler: Sampler, policy: Poli
     """One set of `fixed_batches` rollout batches of the seed model, sampled once and reused over epochs.
 
     After a resume a batch is sampled again where it is needed: the generator is never synced and noise is
-    keyed, so it comes out token for token the same.
+    keyed, so it comes out token for token the same. Tokens are counted when a batch is met first.
     """
-    sample, kept = from_generator(config, task, sampler, policy), dict[int, list[Group]]()
+    sample, kept = from_generator(config, task, sampler, policy), dict[int, Collected]()
 
-    def collect(batch: int) -> list[Group]:
+    def collect(batch: int) -> Collected:
         number = batch % config.rollout.fixed_batches
         if number not in kept:
             kept[number] = sample(number)
-        return [[replace(rollout) for rollout in group] for group in kept[number]]
+        groups: list[Group] = [[replace(rollout) for rollout in group] for group in kept[number].groups]
+        tokens = kept[number].generated_tokens if batch == number else 0
+        return replace(kept[number], groups=groups, generated_tokens=tokens)
 
     return collect
 
@@ -88,18 +116,17 @@ def from_given_pairs(config: RunConfig, task: Task, sampler: Sampler, policy: Po
         verdict = Verdict("right" if right else "wrong", None, None)
         return Rollout(prompt, task.encode(prompt), completion, text, verdict, verdict.reward, sample=int(not right))
 
-    def collect(batch: int) -> list[Group]:
+    def collect(batch: int) -> Collected:
         prompts = task.draw(config.seed, batch, config.rollout.num_prompts)
-        return [[given(p, p.chosen, True), given(p, p.rejected, False)] for p in prompts]
+        groups: list[Group] = [[given(p, p.chosen, True), given(p, p.rejected, False)] for p in prompts]
+        return Collected(groups, 0, len(groups))
 
     return collect
 
 
-def generated_tokens(config: RunConfig, batch: int, groups: Sequence[Group]) -> int:
-    """Tokens that had to be sampled for a rollout batch: none for given pairs or for a fixed batch met again."""
-    if config.rollout.source == "fixed" and batch >= config.rollout.fixed_batches:
-        return 0
-    return sum(len(r.completion.token_ids) for group in groups for r in group if r.completion.version != GIVEN)
+def sampled_tokens(groups: Sequence[Group]) -> int:
+    """Tokens of all completions."""
+    return sum(len(rollout.completion.token_ids) for group in groups for rollout in group)
 
 
 def store(groups: Sequence[Group], path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from ablations.axis import one_at_a_time
 from ablations.load import AXES, axes, axis_file, load_axis, load_study, studies, study_file
 from ablations.new import new_axis
-from suite.config import RunConfig, apply, fingerprint
+from suite.config import RewardConfig, RunConfig, apply, fingerprint
 from suite.rewards import SHAPINGS
 from suite.validate import inert_reason, validate
 
@@ -129,7 +129,7 @@ def test_what_the_scaffold_computes(tmp_path):
         return SimpleNamespace(completion=SimpleNamespace(token_ids=tuple(range(tokens))), reward=reward)
 
     groups = [[rollout(5, 1.0), rollout(3, 0.0)], [rollout(10, 1.0), rollout(14, 1.0)]]
-    SHAPINGS["terse"](groups, 0.01)
+    SHAPINGS["terse"](groups, RewardConfig(shaping_coef=0.01))
     assert [[r.reward for r in group] for group in groups] == [[0.98, 0.0], [1.0, 0.96]]
 
 

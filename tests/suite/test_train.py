@@ -193,7 +193,7 @@ def test_the_three_offline_kinds(tmp_path: Path) -> None:
 
 
 @SHAPINGS.register("test_nan_at_third_batch")
-def nan_at_third_batch(groups: list, coefficient: float) -> None:
+def nan_at_third_batch(groups: list, reward: object) -> None:
     """Breaks the reward of the third batch."""
     nan_at_third_batch.calls = getattr(nan_at_third_batch, "calls", 0) + 1  # type: ignore[attr-defined]
     if nan_at_third_batch.calls == 3:  # type: ignore[attr-defined]
@@ -214,7 +214,7 @@ def test_a_nan_loss_stops_the_run_with_its_step_and_keeps_the_batch(tmp_path: Pa
 
 def test_without_a_pair_the_step_counts_and_the_weights_stay(tmp_path: Path) -> None:
     @SHAPINGS.register("test_all_equal")
-    def all_equal(groups: list, coefficient: float) -> None:
+    def all_equal(groups: list, reward: object) -> None:
         for group in groups:
             for rollout in group:
                 rollout.reward = 1.0
