@@ -8,6 +8,7 @@ import torch
 
 from suite.config import ObjectiveConfig
 from suite.objectives.aggregation import AGGREGATIONS, Counts
+from suite.objectives.controllers import EntropyCoefficient
 
 _MODES = {"token": "token-mean", "sequence": "seq-mean-token-mean"}
 _PREFIX = "entropy_"
@@ -21,8 +22,17 @@ class EntropyTerm:
     """
 
     def __init__(self, objective: ObjectiveConfig) -> None:
-        self.coef = objective.entropy_coef
+        self.controller = EntropyCoefficient(objective)
         self._mean = AGGREGATIONS[_MODES[objective.entropy_mean]]
+
+    @property
+    def coef(self) -> float:
+        """The coefficient of the coming step; 0 while an adaptive one rests."""
+        return self.controller.applied
+
+    def report(self) -> dict[str, float]:
+        """The coefficient as a metric, where it adapts."""
+        return {"loss/entropy_coef": self.coef} if self.controller.adapts else {}
 
     def denominators(self, mask_BT: torch.Tensor) -> dict[str, float]:
         """The step's counts; `mask_BT` marks the covered tokens."""
@@ -37,10 +47,13 @@ class EntropyTerm:
 
 
 def entropy_term(objective: ObjectiveConfig) -> EntropyTerm | None:
-    """The term of a configuration; None when its coefficient is 0."""
-    return EntropyTerm(objective) if objective.entropy_coef != 0 else None
+    """The term of a configuration; None when its coefficient is 0 and stays so."""
+    return EntropyTerm(objective) if objective.entropy_coef != 0 or objective.entropy_target != 0 else None
 
 
 def entropy_reads(objective: ObjectiveConfig) -> set[str]:
     """The options that the term reads."""
-    return {"objective.entropy_coef"} | ({"objective.entropy_mean"} if objective.entropy_coef != 0 else set())
+    names = {"objective.entropy_coef", "objective.entropy_target"}
+    if objective.entropy_target != 0:
+        names |= {"objective.entropy_coef_delta", "objective.entropy_coef_max"}
+    return names | ({"objective.entropy_mean"} if entropy_term(objective) else set())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -21,6 +21,8 @@ class PolicyTokens:
     ratio_BT: torch.Tensor
     advantages_BT: torch.Tensor
     mask_BT: torch.Tensor
+    penalty_coef: float = 0.0
+    """The coefficient that a penalty has at present."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class PolicyLoss:
     loss_BT: torch.Tensor
     clipped_low_BT: torch.Tensor
     clipped_high_BT: torch.Tensor
+    kl_old_BT: torch.Tensor | None = None
+    """Of a penalty: the KL to the policy at sampling time, before its coefficient."""
 
 
 TrustRegion = Callable[[PolicyTokens, ObjectiveConfig], PolicyLoss]
@@ -59,3 +63,16 @@ def clip(tokens: PolicyTokens, objective: ObjectiveConfig) -> PolicyLoss:
         tokens.mask_BT & (advantages_BT < 0) & (ratio_BT < low),
         tokens.mask_BT & (advantages_BT > 0) & (ratio_BT > high),
     )
+
+
+@TRUST_REGIONS.register("kl_penalty", reads=["objective.kl_penalty_coef", "objective.kl_penalty_target"])
+def kl_penalty(tokens: PolicyTokens, objective: ObjectiveConfig) -> PolicyLoss:
+    """-ratio x advantage + coefficient x KL(old, pi): PPO's penalty (Schulman et al. 2017, eq. 8). Nothing is clipped.
+
+    The KL is estimated per token by ratio - 1 - log ratio, from tokens of the old policy: never negative, unbiased in
+    value and gradient, and with neither at a ratio of 1. `suite.objectives.controllers` adapts the coefficient.
+    """
+    plain = no_trust_region(tokens, objective)
+    log_ratio_BT = tokens.logprobs_BT - tokens.old_logprobs_BT
+    kl_BT = torch.expm1(log_ratio_BT) - log_ratio_BT
+    return replace(plain, loss_BT=plain.loss_BT + tokens.penalty_coef * kl_BT, kl_old_BT=kl_BT.detach())

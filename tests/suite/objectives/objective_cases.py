@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 
 from suite.batch import Batch
-from suite.config import RunConfig, apply
+from suite.config import ObjectiveConfig, RunConfig, apply
 from suite.grading import Verdict
 from suite.protocols import Completion, Prompt, Rollout
 
@@ -44,6 +44,9 @@ def rows(seed: int, low: float, high: float) -> Rows:
 
 LOGPROBS, LEARNER, SAMPLER, REF = (rows(seed, -2.5, -0.2) for seed in range(4))
 ENTROPY = rows(4, 0.1, 2.0)
+VALUES, TOKEN_REWARDS = rows(5, -1.0, 1.0), rows(6, -0.4, 0.3)
+CORRECT = [1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0]
+GREEDY = [0.5, 0.5, 0.5, 0.5, -0.25, -0.25, -0.25]
 
 
 def tensor(values: Any) -> torch.Tensor:
@@ -63,6 +66,8 @@ def make_batch(mask: list[list[int]] = MASK, **changes: Any) -> Batch:
         units=[[row] for row in range(len(mask))],
         learner_logprobs_BT=tensor(LEARNER),
         ref_logprobs_BT=tensor(REF),
+        targets={"correct": tensor(CORRECT[: len(mask)]), "greedy_reward": tensor(GREEDY[: len(mask)])},
+        values_BT=tensor(VALUES) if mask is MASK else None,
     )
     return replace(batch, **changes)
 
@@ -157,35 +162,152 @@ KL_REFERENCES: dict[str, Callable[[float, float], float]] = {
 }
 
 
-def _clip(ratio: float, advantage: float, low: float, high: float) -> tuple[float, bool, bool]:
+def _clip(ratio: float, advantage: float, o: ObjectiveConfig) -> tuple[float, bool, bool]:
     if advantage >= 0:
-        return -min(ratio, 1 + high) * advantage, False, ratio > 1 + high and advantage > 0
-    return -max(ratio, 1 - low) * advantage, ratio < 1 - low, False
+        return -min(ratio, 1 + o.epsilon_high) * advantage, False, ratio > 1 + o.epsilon_high and advantage > 0
+    return -max(ratio, 1 - o.epsilon_low) * advantage, ratio < 1 - o.epsilon_low, False
 
 
-TRUST_REGION_REFERENCES: dict[str, Callable[[float, float, float, float], tuple[float, bool, bool]]] = {
-    "none": lambda ratio, advantage, low, high: (-ratio * advantage, False, False),
+def kl_old(ratio: float) -> float:
+    """KL(old, pi) from one token of the old policy."""
+    return ratio - 1 - math.log(ratio)
+
+
+TRUST_REGION_REFERENCES: dict[str, Callable[[float, float, ObjectiveConfig], tuple[float, bool, bool]]] = {
+    "none": lambda ratio, advantage, o: (-ratio * advantage, False, False),
     "clip": _clip,
+    "kl_penalty": lambda ratio, advantage, o: (
+        -ratio * advantage + o.kl_penalty_coef * kl_old(ratio),
+        False,
+        False,
+    ),
 }
 
 
-def _group(returns: list[float], group: list[int], scale: str, eps: float) -> list[float]:
-    def deviation(values: list[float]) -> float:
-        centre = mean(values)
-        return math.sqrt(math.fsum((v - centre) ** 2 for v in values) / (len(values) - 1))
+@dataclass
+class AdvantageCase:
+    """What the references see of a rollout batch."""
 
+    rewards: list[float]
+    group: list[int]
+    mask: list[list[int]]
+    token_rewards: Rows
+    options: ObjectiveConfig
+    baseline: list[float]
+    values: Rows
+
+    def returns(self) -> list[float]:
+        return [r + math.fsum(v for v, m in zip(*row) if m) for r, *row in zip(self.rewards, self.token_rewards, self.mask)]
+
+    def to_go(self, scalars: list[float]) -> Rows:
+        """Discounted returns-to-go: trained token by trained token, each summed on its own."""
+        out = []
+        for scalar, rewards, marks in zip(scalars, self.token_rewards, self.mask):
+            places = [t for t, m in enumerate(marks) if m]
+            paid = [rewards[t] + (scalar if t == places[-1] else 0.0) for t in places]
+            row = [0.0] * len(marks)
+            for k, t in enumerate(places):
+                row[t] = math.fsum(self.options.gamma ** (i - k) * paid[i] for i in range(k, len(paid)))
+            out.append(row)
+        return out
+
+    def spread(self, values: Rows) -> Rows:
+        """Whitened over all trained tokens."""
+        flat = [v for row in trained(values, self.mask) for v in row]
+        scale = deviation(flat, self.options.advantage_ddof) + self.options.advantage_eps
+        return [[(v - mean(flat)) / scale for v in row] for row in values]
+
+    def every_token(self, per_row: list[float]) -> Rows:
+        return [[value] * len(self.mask[0]) for value in per_row]
+
+
+def deviation(values: list[float], ddof: int) -> float:
+    centre = mean(values)
+    return math.sqrt(math.fsum((v - centre) ** 2 for v in values) / (len(values) - ddof))
+
+
+def _others(case: AdvantageCase, values: list[float]) -> list[list[float]]:
+    """The values of the other rollouts of each one's group."""
+    return [
+        [v for j, (v, g) in enumerate(zip(values, case.group)) if g == mine and j != i]
+        for i, mine in enumerate(case.group)
+    ]
+
+
+def _group(case: AdvantageCase) -> Rows:
+    returns, o = case.returns(), case.options
     out = []
-    for value, mine in zip(returns, group):
-        members = [v for v, g in zip(returns, group) if g == mine]
+    for value, others in zip(returns, _others(case, returns)):
+        members = [value, *others]
         if max(members) - min(members) <= 1e-6:
             out.append(0.0)
             continue
-        divisor = 1.0 if scale == "none" else deviation(members if scale == "group" else returns) + eps
+        spread_of = members if o.scale_rewards == "group" else returns
+        divisor = 1.0 if o.scale_rewards == "none" else deviation(spread_of, o.advantage_ddof) + o.advantage_eps
         out.append((value - mean(members)) / divisor)
+    return case.every_token(out)
+
+
+def _rloo(case: AdvantageCase) -> Rows:
+    returns = case.returns()
+    return case.every_token([r - mean(others) for r, others in zip(returns, _others(case, returns))])
+
+
+def _rloo_token(case: AdvantageCase) -> Rows:
+    to_go = case.to_go(case.rewards)
+    firsts = [
+        row[marks.index(1)] if 1 in marks else reward for row, marks, reward in zip(to_go, case.mask, case.rewards)
+    ]
+    return [[v - mean(others) for v in row] for row, others in zip(to_go, _others(case, firsts))]
+
+
+def _reinforce_pp_baseline(case: AdvantageCase) -> Rows:
+    returns = case.returns()
+    return case.spread(case.every_token([r - mean([r, *others]) for r, others in zip(returns, _others(case, returns))]))
+
+
+def gae_reference(rewards: list[float], values: list[float], gamma: float, lam: float) -> list[float]:
+    """The double sum of arXiv 1506.02438, eq. 16, over the trained tokens of one rollout."""
+    ahead = [*values[1:], 0.0]
+    deltas = [r + gamma * after - v for r, v, after in zip(rewards, values, ahead)]
+    return [
+        math.fsum((gamma * lam) ** (later - t) * deltas[later] for later in range(t, len(deltas)))
+        for t in range(len(deltas))
+    ]
+
+
+def _gae(case: AdvantageCase) -> Rows:
+    o, out = case.options, []
+    for scalar, rewards, values, marks in zip(case.rewards, case.token_rewards, case.values, case.mask):
+        places = [t for t, m in enumerate(marks) if m]
+        paid = [rewards[t] + (scalar if t == places[-1] else 0.0) for t in places]
+        lam = 1 - 1 / (o.length_adaptive_alpha * len(places)) if o.length_adaptive_alpha and places else None
+        lam = o.gae_lambda_policy if lam is None else lam
+        row = [0.0] * len(marks)
+        for t, advantage in zip(places, gae_reference(paid, [values[t] for t in places], o.gamma, lam)):
+            row[t] = advantage
+        out.append(row)
     return out
 
 
-ADVANTAGE_REFERENCES: dict[str, Callable[[list[float], list[int], str, float], list[float]]] = {"group": _group}
+ADVANTAGE_REFERENCES: dict[str, Callable[[AdvantageCase], Rows]] = {
+    "group": _group,
+    "rloo": _rloo,
+    "rloo_token": _rloo_token,
+    "reinforce": lambda case: case.every_token([r - b for r, b in zip(case.returns(), case.baseline)]),
+    "remax": lambda case: case.to_go([r - b for r, b in zip(case.rewards, case.baseline)]),
+    "reinforce_pp": lambda case: case.spread(case.to_go(case.rewards)),
+    "reinforce_pp_baseline": _reinforce_pp_baseline,
+    "gae": _gae,
+}
+"""Rows of per-token advantages; what they hold at masked positions means nothing. Whitening included where it is the
+estimator's own."""
+
+
+def advantage_reference(case: AdvantageCase) -> Rows:
+    """The configured estimator's advantages, whitened on top where the configuration asks for it."""
+    rows = reference_for(ADVANTAGE_REFERENCES, case.options.advantage, "advantage estimator")(case)
+    return case.spread(rows) if case.options.whiten_advantages else rows
 
 
 def policy_gradient_reference(
@@ -196,7 +318,7 @@ def policy_gradient_reference(
     aggregate = AGGREGATION_REFERENCES[o.loss_agg_mode]
     region = TRUST_REGION_REFERENCES[o.trust_region]
     cells = [
-        [region(math.exp(p - q), a, o.epsilon_low, o.epsilon_high) for p, q, a in zip(*three)]
+        [region(math.exp(p - q), a, o) for p, q, a in zip(*three)]
         for three in zip(logprobs, old, advantages)
     ]
 
@@ -215,6 +337,12 @@ def policy_gradient_reference(
     }
     out["loss/clip_frac"] = out["loss/clip_frac_low"] + out["loss/clip_frac_high"]
     out["loss"] = out["loss/policy"]
+    if o.trust_region == "kl_penalty":
+        out |= {"loss/kl_old": mean(map(kl_old, ratios)), "loss/kl_penalty_coef": o.kl_penalty_coef}
+    if o.positive_nll_coef:
+        right = trained([row for row, c in zip(logprobs, CORRECT) if c], [row for row, c in zip(mask, CORRECT) if c])
+        out["loss/positive_nll"] = -mean(v for row in right for v in row)
+        out["loss"] += o.positive_nll_coef * out["loss/positive_nll"]
     if o.kl == "loss":
         k = KL_REFERENCES["k3" if o.kl_estimator == "auto" else o.kl_estimator]
         out["loss/kl"] = aggregate(trained([[k(p, q) for p, q in zip(*two)] for two in zip(logprobs, REF)], mask))

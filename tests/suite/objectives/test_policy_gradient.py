@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from objective_cases import (
-    ADVANTAGE_REFERENCES,
     BAD,
     ENTROPY,
+    GREEDY,
     GROUP,
     LEARNER,
     LOGPROBS,
@@ -20,7 +20,10 @@ from objective_cases import (
     REF,
     REWARDS,
     SAMPLER,
+    VALUES,
+    AdvantageCase,
     Rows,
+    advantage_reference,
     make_batch,
     make_config,
     make_rollout,
@@ -36,6 +39,7 @@ from suite.config import RunConfig, apply
 from suite.objectives import AGGREGATIONS, KL_ESTIMATORS, TRUST_REGIONS, build, ratio_is_one, resolve_ratio_reference
 
 MASK_BT = torch.tensor(MASK, dtype=torch.bool)
+NONE = [[0.0] * len(row) for row in MASK]
 
 
 def prepared(config: RunConfig, **changes: Any) -> tuple[Any, Batch]:
@@ -45,9 +49,7 @@ def prepared(config: RunConfig, **changes: Any) -> tuple[Any, Batch]:
 
 
 def advantages(config: RunConfig) -> Rows:
-    o = config.objective
-    per_row = ADVANTAGE_REFERENCES[o.advantage](REWARDS, GROUP, o.scale_rewards, o.advantage_eps)
-    return [[a] * len(MASK[0]) for a in per_row]
+    return advantage_reference(AdvantageCase(REWARDS, GROUP, MASK, NONE, config.objective, GREEDY, NONE))
 
 
 SLOTS = list(itertools.product(AGGREGATIONS, TRUST_REGIONS, ["none", "loss"], [0.0, 0.05], ["learner", "generator"]))
@@ -141,6 +143,7 @@ def test_wider_padding_changes_nothing(mode: str) -> None:
         return torch.nn.functional.pad(torch.as_tensor(rows, dtype=torch.float64), (0, 6), value=-3.0)
 
     changes = {"learner_logprobs_BT": wide(LEARNER), "ref_logprobs_BT": wide(REF), "mask_BT": wide(MASK) > 0}
+    changes["values_BT"] = wide(VALUES)
     got = step(*prepared(config, **changes), wide(LOGPROBS).tolist(), wide(ENTROPY).tolist())
     assert got[0] == pytest.approx(expected[0], rel=1e-12)
     torch.testing.assert_close(got[1][:, :5], expected[1], rtol=1e-12, atol=0)

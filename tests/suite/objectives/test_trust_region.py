@@ -12,8 +12,7 @@ from suite.objectives.trust_region import TRUST_REGIONS, PolicyLoss, PolicyToken
 
 RATIOS = [0.3, 0.85, 0.95, 1.0, 1.05, 1.3, 1.45, 2.5]
 ADVANTAGES = [-1.5, -0.25, 0.0, 0.5, 2.0]
-OBJECTIVE = make_config().objective
-LOW, HIGH = OBJECTIVE.epsilon_low, OBJECTIVE.epsilon_high
+OBJECTIVE = make_config(kl_penalty_coef=0.7).objective
 
 
 def surrogate(name: str, logprobs: torch.Tensor) -> PolicyLoss:
@@ -21,7 +20,8 @@ def surrogate(name: str, logprobs: torch.Tensor) -> PolicyLoss:
     old = torch.full_like(logprobs, -1.0)
     advantages = tensor([[a] * len(RATIOS) for a in ADVANTAGES])
     mask_BT = torch.ones_like(logprobs, dtype=torch.bool)
-    return TRUST_REGIONS[name](PolicyTokens(logprobs, old, (logprobs - old).exp(), advantages, mask_BT), OBJECTIVE)
+    tokens = PolicyTokens(logprobs, old, (logprobs - old).exp(), advantages, mask_BT, OBJECTIVE.kl_penalty_coef)
+    return TRUST_REGIONS[name](tokens, OBJECTIVE)
 
 
 def grid() -> torch.Tensor:
@@ -32,7 +32,7 @@ def grid() -> torch.Tensor:
 def test_equals_the_formula(name: str) -> None:
     reference = reference_for(TRUST_REGION_REFERENCES, name, "trust region")
     got = surrogate(name, grid())
-    expected = [[reference(r, a, LOW, HIGH) for r in RATIOS] for a in ADVANTAGES]
+    expected = [[reference(r, a, OBJECTIVE) for r in RATIOS] for a in ADVANTAGES]
     torch.testing.assert_close(
         got.loss_BT.detach(), tensor([[c[0] for c in row] for row in expected]), rtol=1e-12, atol=0
     )
@@ -49,8 +49,9 @@ def test_clipped_tokens_and_only_they_have_no_gradient(name: str) -> None:
     clipped = got.clipped_low_BT | got.clipped_high_BT
     for b, advantage in enumerate(ADVANTAGES):
         for t, ratio in enumerate(RATIOS):
-            expected = 0.0 if bool(clipped[b, t]) else -ratio * advantage
-            assert float(logprobs.grad[b, t]) == pytest.approx(expected, rel=1e-12), (advantage, ratio)
+            penalty = OBJECTIVE.kl_penalty_coef * (ratio - 1) if name == "kl_penalty" else 0.0
+            expected = 0.0 if bool(clipped[b, t]) else penalty - ratio * advantage
+            assert float(logprobs.grad[b, t]) == pytest.approx(expected, rel=1e-12, abs=1e-15), (advantage, ratio)
 
 
 def test_worked_by_hand_with_unequal_bounds() -> None:
