@@ -197,7 +197,9 @@ class AdvantageCase:
     values: Rows
 
     def returns(self) -> list[float]:
-        return [r + math.fsum(v for v, m in zip(*row) if m) for r, *row in zip(self.rewards, self.token_rewards, self.mask)]
+        return [
+            r + math.fsum(v for v, m in zip(*row) if m) for r, *row in zip(self.rewards, self.token_rewards, self.mask)
+        ]
 
     def to_go(self, scalars: list[float]) -> Rows:
         """Discounted returns-to-go: trained token by trained token, each summed on its own."""
@@ -317,10 +319,7 @@ def policy_gradient_reference(
     o = config.objective
     aggregate = AGGREGATION_REFERENCES[o.loss_agg_mode]
     region = TRUST_REGION_REFERENCES[o.trust_region]
-    cells = [
-        [region(math.exp(p - q), a, o) for p, q, a in zip(*three)]
-        for three in zip(logprobs, old, advantages)
-    ]
+    cells = [[region(math.exp(p - q), a, o) for p, q, a in zip(*three)] for three in zip(logprobs, old, advantages)]
 
     def part(i: int) -> list[list[float]]:
         return trained([[float(cell[i]) for cell in row] for row in cells], mask)

@@ -158,7 +158,9 @@ def test_rounding_of_large_rewards_is_no_spread() -> None:
 
 @pytest.mark.parametrize("name", [name for name in ADVANTAGES if ADVANTAGES[name].within_group])
 def test_alone_a_rollout_has_no_advantage_and_never_its_raw_reward(name: str) -> None:
-    got = per_rollout([1.0, 0.0, 1.0], [0, 0, 1], advantage=name, **({"scale_rewards": "none"} if name == "group" else {}))
+    got = per_rollout(
+        [1.0, 0.0, 1.0], [0, 0, 1], advantage=name, **({"scale_rewards": "none"} if name == "group" else {})
+    )
     assert got[2] == 0.0
     assert got[0] > 0 > got[1]
 

@@ -42,7 +42,12 @@ def touched(config: RunConfig) -> set[str]:
     recorder = Recording(**dataclasses.asdict(config.objective))
     SEEN.clear()
     objective = build(dataclasses.replace(config, objective=recorder), completion_budget=9)
-    objective.select([[make_rollout(1.0, 0), make_rollout(0.0, 1)]], (0,))
+    greedy = make_rollout(0.5)
+    group = [
+        dataclasses.replace(make_rollout(1.0, 0), greedy=greedy),
+        dataclasses.replace(make_rollout(0.0, 1), greedy=greedy),
+    ]
+    objective.select([group], (0,))
     batch = make_batch(units=[[0, 1], [2, 4], [5, 6]] if config.objective.name == "dpo" else [[i] for i in range(7)])
     batch.targets["sign"] = torch.tensor([1.0, -1.0, 1.0, 0.0, -1.0, 1.0, -1.0])
     objective.prepare(batch)
@@ -51,23 +56,28 @@ def touched(config: RunConfig) -> set[str]:
 
 
 def configurations() -> list[dict[str, Any]]:
-    both = {"entropy_coef": [0.0, 0.1]}
-    families = {
-        "dpo": both | {"pair_rule": list(PAIR_RULES)},
-        "policy_gradient": both
-        | {
+    entropy = {"entropy_coef": [0.0, 0.1], "entropy_target": [0.0, 0.5]}
+    families: list[dict[str, list[Any]]] = [
+        {"name": ["dpo"], "pair_rule": list(PAIR_RULES), **entropy},
+        {"name": ["dpo"], "nll_coef": [0.0, 1.0], "grpo_coef": [0.0, 0.01], **entropy},
+        {"name": ["sft"], "sft_rows": ["correct", "best"], **entropy},
+        {
+            "name": ["policy_gradient"],
             "advantage": list(ADVANTAGES),
-            "trust_region": list(TRUST_REGIONS),
-            "loss_agg_mode": list(AGGREGATIONS),
             "scale_rewards": ["group", "batch", "none"],
+            "whiten_advantages": [False, True],
             "kl": ["none", "reward", "loss"],
         },
-    }
-    return [
-        {"name": name} | dict(zip(slots, values))
-        for name, slots in families.items()
-        for values in itertools.product(*slots.values())
+        {
+            "name": ["policy_gradient"],
+            "trust_region": list(TRUST_REGIONS),
+            "loss_agg_mode": list(AGGREGATIONS),
+            "positive_nll_coef": [0.0, 0.1],
+            "kl": ["none", "loss"],
+            **entropy,
+        },
     ]
+    return [dict(zip(slots, values)) for slots in families for values in itertools.product(*slots.values())]
 
 
 def test_every_family_is_covered() -> None:
@@ -85,8 +95,12 @@ def test_worked_by_hand() -> None:
     assert objective_reads(make_config(name="dpo")) == LOOP | {
         "objective.name",
         "objective.beta",
+        "objective.label_smoothing",
+        "objective.nll_coef",
+        "objective.grpo_coef",
         "objective.pair_rule",
         "objective.entropy_coef",
+        "objective.entropy_target",
         "rollout.reference_sync",
     }
     plain = make_config(trust_region="none", scale_rewards="none", loss_agg_mode="seq-mean-token-sum-norm")
@@ -94,11 +108,14 @@ def test_worked_by_hand() -> None:
         "objective.name",
         "objective.advantage",
         "objective.scale_rewards",
+        "objective.whiten_advantages",
+        "objective.positive_nll_coef",
         "objective.trust_region",
         "objective.loss_agg_mode",
         "objective.ratio_reference",
         "objective.kl",
         "objective.entropy_coef",
+        "objective.entropy_target",
         "rollout.max_completion_length",
     }
 
@@ -130,8 +147,8 @@ def test_an_unknown_name_is_refused_with_near_ones(option: str, value: str, kind
 
 def test_registries_hold_what_the_configuration_documents() -> None:
     assert (list(OBJECTIVES), list(ADVANTAGES), list(TRUST_REGIONS)) == (
-        ["dpo", "policy_gradient"],
-        ["group"],
-        ["clip", "none"],
+        ["dpo", "policy_gradient", "sft"],
+        ["gae", "group", "reinforce", "reinforce_pp", "reinforce_pp_baseline", "remax", "rloo", "rloo_token"],
+        ["clip", "kl_penalty", "none"],
     )
     assert list(KL_ESTIMATORS) == ["k1", "k2", "k3", "k3+"]
