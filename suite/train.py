@@ -31,6 +31,7 @@ from suite.protocols import Group, Split
 from suite.randomness import permutation
 from suite.rewards import SHAPINGS, statistics
 from suite.rollout import collect
+from suite.rollout.greedy import with_greedy
 from suite.run import Interrupted, NonFiniteLoss, Progress
 from suite.tasks import parts_of
 from suite.tracking import Tracker
@@ -198,7 +199,7 @@ def train(
         collected = parts.rollouts(number)
         groups = collected.groups
         clock.append(time.perf_counter())
-        SHAPINGS[config.reward.shaping](groups, config.reward)
+        SHAPINGS[config.reward.shaping](with_greedy(groups), config.reward)
         collect.store(groups, folder / "rollouts" / f"batch-{number:06d}.parquet")
         counters.generated_tokens += collected.generated_tokens
         counters.prompts += collected.prompts

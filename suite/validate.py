@@ -149,6 +149,8 @@ def _check_task(config: RunConfig) -> Iterator[str]:
 
 
 def _check_group(config: RunConfig) -> Iterator[str]:
+    from suite.objectives import ADVANTAGES
+
     size, objective = config.rollout.num_generations, config.objective
     if config.rollout.dynamic_sampling and config.rollout.source == "external":
         yield "rollout.dynamic_sampling is on, but rollout.source = 'external' samples nothing; turn it off"
@@ -159,8 +161,11 @@ def _check_group(config: RunConfig) -> Iterator[str]:
     read = reads(config)
     if "objective.pair_rule" in read:
         yield f"rollout.num_generations is {size} and must be at least 2: a pair is two rollouts of one prompt"
-    if "objective.advantage" in read and objective.advantage == "group":
-        yield f"rollout.num_generations is {size} and must be at least 2: alone, a rollout equals its group's mean"
+    if "objective.advantage" in read and ADVANTAGES[objective.advantage].within_group:
+        yield (
+            f"rollout.num_generations is {size} and must be at least 2: objective.advantage = {objective.advantage!r} "
+            "compares a rollout with others of its prompt"
+        )
     if "objective.scale_rewards" in read and objective.scale_rewards == "group":
         yield f"rollout.num_generations is {size} and must be at least 2 for objective.scale_rewards = 'group'"
 
@@ -173,6 +178,11 @@ def _check_objective(config: RunConfig) -> Iterator[str]:
         yield (
             "objective.kl_estimator is 'k1', whose gradient in the loss is zero in expectation; "
             "with objective.kl = 'loss' take k2, k3 or k3+"
+        )
+    if objective.entropy_target > 0 and objective.entropy_coef > objective.entropy_coef_max:
+        yield (
+            f"objective.entropy_coef is {objective.entropy_coef} and must be at most objective.entropy_coef_max, "
+            f"{objective.entropy_coef_max}, within which it adapts to objective.entropy_target"
         )
     truncated = config.rollout.top_p < 1 or config.rollout.top_k > 0
     if truncated and "objective.ratio_reference" in read and resolve_ratio_reference(config) == "generator":
@@ -318,10 +328,10 @@ def _ratio(config: RunConfig) -> Changes:
         return {}
     changes: Changes = {}
     reference = resolve_ratio_reference(config)
-    if config.objective.trust_region in ("clip", "none") and ratio_is_one(config):
+    if config.objective.trust_region in ("clip", "kl_penalty", "none") and ratio_is_one(config):
         why = "the ratio to the learner is 1 at the only update of a batch"
-        for name in ("objective.trust_region", "objective.epsilon_low", "objective.epsilon_high"):
-            changes[name] = (_DEFAULTS[name], why)
+        for name in ("trust_region", "epsilon_low", "epsilon_high", "kl_penalty_coef", "kl_penalty_target"):
+            changes[f"objective.{name}"] = (_DEFAULTS[f"objective.{name}"], why)
     if resolve_ratio_reference(apply(config, {"objective.ratio_reference": "auto"})) == reference:
         changes["objective.ratio_reference"] = ("auto", f"auto is {reference} here")
     return changes
@@ -341,7 +351,7 @@ def _scaling(config: RunConfig) -> Changes:
 
 
 def _entropy(config: RunConfig) -> Changes:
-    if config.objective.entropy_coef:
+    if config.objective.entropy_coef or config.objective.entropy_target:
         return {}
     names = ("objective.entropy_over", "objective.entropy_mean")
     return {name: (_DEFAULTS[name], "objective.entropy_coef is 0") for name in names}

@@ -63,13 +63,15 @@ def evaluations(config: RunConfig) -> int:
 
 def cost(config: RunConfig) -> Cost:
     """The cost of one cell of this configuration."""
+    from suite.rollout.greedy import needs_greedy
+
     batches = math.ceil(config.train.steps / config.updates_per_batch)
     sampled = {
         "generator": batches,
         "fixed": min(batches, config.rollout.fixed_batches),
         "external": 0,
     }[config.rollout.source]
-    rollouts = sampled * config.rollout.num_prompts * config.rollout.num_generations
+    rollouts = sampled * config.rollout.num_prompts * (config.rollout.num_generations + needs_greedy(config))
     per_problem = 1 + config.eval.num_samples
     validation = _held_out(config, "validation") * per_problem + config.eval.probe_prompts * config.eval.probe_samples
     held_out = evaluations(config) * validation + 2 * _held_out(config, "test") * per_problem

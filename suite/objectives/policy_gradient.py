@@ -82,10 +82,11 @@ class PolicyGradient(Objective):
         One whose reward abstained (NaN), or that of its greedy completion where that is the baseline, is left out:
         it is in no statistic of its group and in no loss.
         """
-        rollouts = [rollout for group in groups for rollout in group if self._is_scored(rollout)]
+        rollouts = [rollout for group in groups for rollout in group if self.is_scored(rollout)]
         return Selected(rollouts, [[row] for row in range(len(rollouts))], self.row_targets(rollouts))
 
-    def _is_scored(self, rollout: Rollout) -> bool:
+    def is_scored(self, rollout: Rollout) -> bool:
+        """Whether all rewards that its advantage needs are there."""
         if self._baseline != "greedy":
             return not math.isnan(rollout.reward)
         assert rollout.greedy is not None

@@ -17,6 +17,7 @@ from suite.policy import Policy
 from suite.protocols import Collected, Completion, Group, Prompt, Request, Rollout, Sampler, Sampling, Task
 from suite.registry import Registry
 from suite.rollout.dynamic import fill
+from suite.rollout.greedy import attach, copies, greedy_sampling, needs_greedy, with_greedy
 from suite.tasks import parts_of
 from suite.tasks.encoding import encode_completion
 
@@ -62,27 +63,43 @@ def sample_groups(
 ) -> list[Group]:
     """The graded groups of the prompts, in order; the key of a prompt and the sample's number key a rollout's noise.
 
-    Each task of a mixture samples within its own budget and grades its own completions.
+    Each task of a mixture samples within its own budget and grades its own completions. Where the objective's
+    baseline is the greedy completion, it is sampled and graded along with its group.
     """
     rollout, groups = config.rollout, dict[int, Group]()
     for name, part in parts_of(task).items():
         mine = [index for index, prompt in enumerate(prompts) if prompt.task == name]
         if not mine:
             continue
-        budget = part.max_completion_length
-        encoded = {index: part.encode(prompts[index]) for index in mine}
-        rows = [(index, number) for index in mine for number in range(rollout.num_generations)]
-        requests = [Request(encoded[index], (*keys[index], number)) for index, number in rows]
-        completions = sampler.generate(requests, Sampling(rollout.temperature, rollout.top_p, rollout.top_k, budget))
-        texts = [decode(policy.tokenizer, completion.token_ids) for completion in completions]
-        verdicts = part.grade([prompts[index] for index, _ in rows], texts)
-        found = [
-            Rollout(prompts[index], encoded[index], completion, text, verdict, verdict.reward, number, budget)
-            for (index, number), completion, text, verdict in zip(rows, completions, texts, verdicts, strict=True)
-        ]
-        for place, index in enumerate(mine):
-            groups[index] = found[place * rollout.num_generations : (place + 1) * rollout.num_generations]
+        asked, budget = [(prompts[index], keys[index]) for index in mine], part.max_completion_length
+        sampling = Sampling(rollout.temperature, rollout.top_p, rollout.top_k, budget)
+        found = _sample(part, sampler, policy, asked, sampling, rollout.num_generations)
+        if needs_greedy(config):
+            best = _sample(part, sampler, policy, asked, greedy_sampling(budget), 1)
+            attach(found, [one for (one,) in best])
+        groups.update(zip(mine, found, strict=True))
     return [groups[index] for index in range(len(prompts))]
+
+
+def _sample(
+    task: Task,
+    sampler: Sampler,
+    policy: Policy,
+    asked: Sequence[tuple[Prompt, tuple[int | str, ...]]],
+    sampling: Sampling,
+    count: int,
+) -> list[list[Rollout]]:
+    """`count` graded completions of each prompt; its key and the sample's number key the noise."""
+    encoded = [task.encode(prompt) for prompt, _ in asked]
+    rows = [(place, number) for place in range(len(asked)) for number in range(count)]
+    completions = sampler.generate([Request(encoded[p], (*asked[p][1], number)) for p, number in rows], sampling)
+    texts = [decode(policy.tokenizer, completion.token_ids) for completion in completions]
+    verdicts = task.grade([asked[place][0] for place, _ in rows], texts)
+    found = [
+        Rollout(asked[place][0], encoded[place], completion, text, verdict, verdict.reward, number, sampling.max_tokens)
+        for (place, number), completion, text, verdict in zip(rows, completions, texts, verdicts, strict=True)
+    ]
+    return [found[start : start + count] for start in range(0, len(found), count)]
 
 
 @SOURCES.register("fixed")
@@ -98,7 +115,7 @@ def from_fixed_set(config: RunConfig, task: Task, sampler: Sampler, policy: Poli
         number = batch % config.rollout.fixed_batches
         if number not in kept:
             kept[number] = sample(number)
-        groups: list[Group] = [[replace(rollout) for rollout in group] for group in kept[number].groups]
+        groups = [copies(group) for group in kept[number].groups]
         tokens = kept[number].generated_tokens if batch == number else 0
         return replace(kept[number], groups=groups, generated_tokens=tokens)
 
@@ -125,12 +142,15 @@ def from_given_pairs(config: RunConfig, task: Task, sampler: Sampler, policy: Po
 
 
 def sampled_tokens(groups: Sequence[Group]) -> int:
-    """Tokens of all completions."""
-    return sum(len(rollout.completion.token_ids) for group in groups for rollout in group)
+    """Tokens of all completions, greedy ones included."""
+    return sum(len(rollout.completion.token_ids) for group in with_greedy(groups) for rollout in group)
 
 
 def store(groups: Sequence[Group], path: Path) -> None:
-    """Write a rollout batch as Parquet (ids, text, log-probs, reward, verdict, weights version), to be regraded."""
+    """Write a rollout batch as Parquet (ids, text, log-probs, reward, verdict, weights version), to be regraded.
+
+    Greedy completions follow the others, as sample -1.
+    """
     rows: list[dict[str, object]] = [
         {
             "uid": r.prompt.uid, "prompt": r.prompt.text, "gold": r.prompt.gold, "sample": r.sample,
@@ -138,7 +158,7 @@ def store(groups: Sequence[Group], path: Path) -> None:
             "finish_reason": r.completion.finish_reason, "version": r.completion.version, "reward": r.reward,
             "outcome": r.verdict.outcome, "answer": r.verdict.answer, "raw": r.verdict.raw,
         }
-        for group in groups
+        for group in with_greedy(groups)
         for r in group
     ]  # fmt: skip
     write_table(rows, path)

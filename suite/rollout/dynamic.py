@@ -11,6 +11,7 @@ from suite.config import RunConfig
 from suite.protocols import Collected, Group, Prompt, Task
 from suite.randomness import generator
 from suite.rewards import constant, scored
+from suite.rollout.greedy import with_greedy
 
 Sample = Callable[[Sequence[Prompt], int, int], list[Group]]
 """(prompts, rollout batch number, place of the first prompt in the batch) -> their groups, graded."""
@@ -49,7 +50,7 @@ def fill(config: RunConfig, task: Task, sample: Sample, batch: int) -> Collected
         seen |= {(prompt.task, prompt.uid) for prompt in prompts}
         asked += Counter(prompt.task for prompt in prompts)
         for group in sample(prompts, batch, number * size):
-            tokens += sum(len(rollout.completion.token_ids) for rollout in group)
+            tokens += sum(len(rollout.completion.token_ids) for part in with_greedy([group]) for rollout in part)
             name = group[0].prompt.task
             if constant(scored(rollout.reward for rollout in group)):
                 continue
