@@ -125,11 +125,11 @@ class Critic:
 
         Raises NonFiniteLoss.
         """
-        assert mini.values_BT is not None
-        assert mini.returns_BT is not None
         tokens, total, clipped = float(mini.mask_BT.sum()), 0.0, 0.0
         self.optimizer.zero_grad()
         for micro in mini.micro_batches(self._optim.micro_batch_size) if mini.units else []:
+            assert micro.values_BT is not None
+            assert micro.returns_BT is not None
             loss, share = value_loss(
                 self._values(micro), micro.values_BT, micro.returns_BT, micro.mask_BT,
                 tokens=tokens, cliprange=self._critic.cliprange_value,

@@ -72,7 +72,14 @@ def assemble(config: RunConfig, start: Checkpoint | None = None) -> Parts:
     optimizer = optim.build(policy.model.parameters(), config.optim)
     source = collect.SOURCES[config.rollout.source]
     parts = Parts(
-        policy, generator, evaluator, reference, task, objective, optimizer, source(config, task, generator, policy),
+        policy,
+        generator,
+        evaluator,
+        reference,
+        task,
+        objective,
+        optimizer,
+        source(config, task, generator, policy),
         critic.build(config, policy),
     )
     if start:

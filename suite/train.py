@@ -215,8 +215,8 @@ def train(
         for offset, mini in enumerate(minibatches(config, batch, step) if batch else [None] * updates):
             began = time.perf_counter() if offset else clock[2]
             try:
-                for first, learn in learning if mini else []:
-                    row.update(learn(mini, step + offset) if step + offset >= first else {})
+                for first, learn in learning:
+                    row.update(learn(mini, step + offset) if mini and step + offset >= first else {})
             except NonFiniteLoss as error:
                 collect.store(groups, folder / "failure" / "rollouts.parquet")
                 checkpoint.save_failure(folder / "failure", step + offset + 1, vars(mini), str(error))

@@ -19,7 +19,7 @@ from suite.objectives.aggregation import keep
 def gae(
     rewards_BT: torch.Tensor, values_BT: torch.Tensor, mask_BT: torch.Tensor, gamma: float, lambda_B: torch.Tensor
 ) -> torch.Tensor:
-    """A_t = sum over l of (gamma lambda)^l delta_{t+l}, with delta_t = r_t + gamma V_{t+1} - V_t; 0 at masked positions.
+    """A_t = sum over l of (gamma lambda)^l delta_{t+l}, delta_t = r_t + gamma V_{t+1} - V_t; 0 at masked positions.
 
     Reward units, (B, T) in and out, one lambda per row. lambda 0 gives delta_t, lambda 1 the discounted return minus
     V_t. What masked positions hold (NaN, infinite) reaches nothing.

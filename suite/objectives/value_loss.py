@@ -16,7 +16,7 @@ def value_loss(
     tokens: float,
     cliprange: float,
 ) -> tuple[torch.Tensor, float]:
-    """1/2 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2): a micro-batch's share, and its share of clipped tokens.
+    """1/2 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) of a micro-batch, and its share of clipped tokens.
 
     `tokens` counts the trained tokens of the whole optimizer step, so that shares add up to its mean over tokens
     whatever the split; without any the loss is exactly 0. A token is clipped where the clipped error is the larger
