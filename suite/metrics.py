@@ -99,7 +99,8 @@ _METRICS = (
     ),
     Metric(
         "loss/preference",
-        "−log σ(β (Δ_chosen − Δ_rejected)), with Δ = Σ_t (logprobs − ref_logprobs) of a completion",
+        "−(1 − ε) log σ(m) − ε log σ(−m), with m = β (Δ_chosen − Δ_rejected), Δ = Σ_t (logprobs − ref_logprobs) of a "
+        "completion and ε the label smoothing",
         "loss",
         _PAIRS,
     ),
@@ -125,6 +126,13 @@ _METRICS = (
         "1",
         "largest over the updates of the row",
         "entropy_coef",
+    ),
+    Metric(
+        "loss/nll",
+        "−logprobs of the chosen answers (beside a preference loss) or of the selected ones (`sft`), before its "
+        "coefficient",
+        "nats",
+        "mean over those tokens of an optimizer step, or over pairs of sums where not length-normalised",
     ),
     Metric(
         "loss/positive_nll",
@@ -187,6 +195,19 @@ _METRICS = (
         "sum over the updates of the row",
     ),
     Metric("dpo/pairs", "(chosen, rejected) pairs made of the step's groups", "pairs", "sum over the step's batch"),
+    Metric(
+        "dpo/judge_unanswered",
+        "groups of whose two answers the judge named neither as the better one",
+        "groups",
+        "sum over the step's batch",
+    ),
+    Metric("sft/rows", "answers that supervised training selected", "sequences", "sum over the step's batch"),
+    Metric(
+        "sft/skipped_groups",
+        "groups of which supervised training selected none",
+        "groups",
+        "sum over the step's batch",
+    ),
     Metric(
         "dpo/skipped_groups",
         "groups without both a right and a wrong rollout: they make no pair",
@@ -251,9 +272,7 @@ _METRICS = (
         "critic/vf_explained_var",
     ),
     Metric("critic/trained_tokens", "tokens that the critic learned from", "tokens", "sum over the updates of the row"),
-    Metric(
-        "critic/pretrain_steps", "optimizer steps so far in which only the critic moved", "optimizer steps", _RUN
-    ),
+    Metric("critic/pretrain_steps", "optimizer steps so far in which only the critic moved", "optimizer steps", _RUN),
     Metric(
         "kl/ref",
         "k1 estimate of KL(policy, reference): learner_logprobs − ref_logprobs; single values may be negative",

@@ -41,6 +41,7 @@ _MASS, _DECAY = Range(0, 1, low_open=True), Range(0, 1, high_open=True)
 RANGES: dict[str, Range] = {
     "seed": _FROM_ZERO,
     "task.max_prompt_length": _COUNT,
+    "task.wildchat_prompts": _COUNT,
     "rollout.num_prompts": _COUNT,
     "rollout.num_generations": _COUNT,
     "rollout.temperature": _POSITIVE,
@@ -150,7 +151,9 @@ def reads(config: RunConfig) -> frozenset[str]:
     from suite.objectives import objective_reads
 
     table = registries()
-    loop = {name for name in flatten(config) if not name.startswith(("task.", "reward.", "objective.", "critic.", "judge."))}
+    loop = {
+        name for name in flatten(config) if not name.startswith(("task.", "reward.", "objective.", "critic.", "judge."))
+    }
     loop -= {"rollout.reference_sync"} | ({"rollout.fixed_batches"} if config.rollout.source != "fixed" else set())
     loop -= set() if config.rollout.dynamic_sampling else {"rollout.max_gen_batches"}
     loop |= {"task.name", "reward.shaping"}
@@ -170,8 +173,8 @@ def _with(config: RunConfig, option: str, value: Any) -> RunConfig:
 def who_reads(config: RunConfig, option: str) -> str:
     """Which change of one choice, or else of two, would make something read the option."""
     slots = [(name, value, f"{name} = {value}") for name, values in choices().items() for value in values]
-    for coefficient in ("entropy_coef", "entropy_target", "nll_coef", "grpo_coef"):
-        slots.append((f"objective.{coefficient}", 1.0, f"objective.{coefficient} above 0"))
+    coefficients = ("entropy_coef", "entropy_target", "nll_coef", "grpo_coef")
+    slots += [(f"objective.{name}", 1.0, f"objective.{name} above 0") for name in coefficients]
     one, two, here = [], [], reads(config)
     for name, value, words in slots:
         changed = _with(config, name, value)

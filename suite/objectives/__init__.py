@@ -18,6 +18,7 @@ from suite.objectives.kl import KL_ESTIMATORS
 from suite.objectives.pairs import PAIR_RULES
 from suite.objectives.policy_gradient import PolicyGradient, policy_gradient_reads
 from suite.objectives.ratio import ratio_is_one, resolve_ratio_reference
+from suite.objectives.sft import SFT, sft_reads
 from suite.objectives.trust_region import TRUST_REGIONS
 from suite.protocols import Objective
 from suite.registry import Registry
@@ -45,11 +46,14 @@ class Family:
     """(config, completion budget in tokens) -> the objective."""
     reads: Callable[[RunConfig], frozenset[str]]
     """Which options it looks at, given the values of the others."""
+    takes_given: bool = False
+    """Whether it can learn from given answers (`rollout.source = external`), which no weights of the run sampled."""
 
 
 OBJECTIVES: Registry[Family] = Registry("objective")
-OBJECTIVES.register("dpo")(Family(DPO, dpo_reads))
+OBJECTIVES.register("dpo")(Family(DPO, dpo_reads, takes_given=True))
 OBJECTIVES.register("policy_gradient")(Family(PolicyGradient, policy_gradient_reads))
+OBJECTIVES.register("sft")(Family(SFT, sft_reads, takes_given=True))
 
 _ALWAYS = frozenset({"objective.name", "objective.num_minibatches", "objective.num_epochs"})
 

@@ -15,6 +15,8 @@ from suite.validate import effective, inert_reason, validate
 
 PG = {"objective.name": "policy_gradient"}
 OFFLINE = {"rollout.sync_period": "inf"}
+GIVEN = OFFLINE | {"rollout.source": "external"}
+JUDGED = {"objective.pair_rule": "judge", "judge.url": "http://localhost:1/v1", "judge.model": "m"}
 
 
 def config(*parts, **options):
@@ -89,6 +91,8 @@ def _other(name, value):
     known = choices().get(f"objective.{name}")
     if known:
         return next(choice for choice in known if choice != value)
+    if isinstance(value, bool):
+        return not value
     return value + 1 if isinstance(value, int) else value / 2 + 0.0625
 
 
@@ -129,6 +133,10 @@ def test_no_family_reads_everything():
         (PG | {"objective.entropy_coef": 0.1, "objective.entropy_over": "chosen"}, "objective.name = dpo"),
         (PG | {"rollout.reference_sync": "with_generator"}, "objective.kl = loss"),
         ({"rollout.fixed_batches": 7}, "rollout.source = fixed"),
+        ({"rollout.precompute_ref_log_probs": True}, "rollout.source = fixed or rollout.source = external"),
+        ({"objective.nll_length_normalized": False}, "objective.nll_coef above 0"),
+        ({"judge.model": "m"}, "objective.pair_rule = judge"),
+        ({"objective.sft_rows": "best"}, "objective.name = sft"),
         ({"task.source": "problems.jsonl"}, "task.name = file"),
         ({"reward.shaping_coef": 0.5}, ""),
     ],
@@ -153,7 +161,14 @@ def test_an_unread_option_names_its_reader(overrides, reader):
         ({"optim.micro_batch_size": 1}, "must be 0 or at least 2"),
         ({"rollout.source": "fixed"}, "rollout.sync_period is 1 and must be inf"),
         ({"rollout.source": "external", "rollout.sync_period": 10}, "rollout.sync_period is 10 and must be inf"),
-        (PG | OFFLINE | {"rollout.source": "external"}, "cannot train on; take 'dpo'"),
+        (PG | OFFLINE | {"rollout.source": "external"}, "cannot train on; take 'dpo' or 'sft'"),
+        ({"objective.pair_rule": "given"}, "pairs are given by 'external' alone"),
+        ({"objective.pair_rule": "judge"}, "judge.url is empty; judge.name = 'openai' needs it"),
+        (JUDGED | {"judge.model": ""}, "judge.model is empty"),
+        (JUDGED | {"judge.url": "localhost:8000"}, "must begin with http:// or https://"),
+        (JUDGED | {"judge.template": "{prompt}: {first}?"}, "judge.template lacks {second}; it must contain {prompt}"),
+        (GIVEN | {"objective.grpo_coef": 0.01}, "take objective.grpo_coef = 0"),
+        (GIVEN | {"objective.name": "sft", "objective.sft_rows": "best"}, "picks among sampled answers"),
         (OFFLINE | {"rollout.source": "external", "task.name": "file", "task.source": "a.jsonl"}, "chosen_column"),
         ({"rollout.num_generations": 1}, "a pair is two rollouts"),
         (PG | {"rollout.num_generations": 1}, "equals its group's mean"),
@@ -177,7 +192,14 @@ def test_clashes_are_refused(overrides, words):
     [
         {"rollout.sync_period": 12, "objective.num_minibatches": 4, "objective.num_epochs": 3},
         OFFLINE | {"rollout.source": "fixed", "rollout.fixed_batches": 3},
-        OFFLINE | {"rollout.source": "external", "rollout.num_generations": 1},
+        GIVEN | {"rollout.num_generations": 1},
+        GIVEN | {"objective.pair_rule": "given", "rollout.precompute_ref_log_probs": True},
+        GIVEN | {"objective.name": "sft"},
+        GIVEN | {"objective.name": "sft", "task.name": "file", "task.source": "a.jsonl", "task.chosen_column": "best"},
+        {"objective.name": "sft", "rollout.num_generations": 1},
+        JUDGED,
+        {"objective.grpo_coef": 0.01, "objective.kl": "loss", "objective.epsilon_high": 0.28},
+        {"objective.nll_coef": 1.0, "objective.nll_length_normalized": False},
         PG | {"rollout.top_p": 0.9},
         PG | {"objective.kl": "reward", "objective.kl_estimator": "k1", "rollout.reference_sync": "with_generator"},
         OFFLINE | {"rollout.reference_sync": "with_generator"},
@@ -228,7 +250,13 @@ FIXED = OFFLINE | {"rollout.source": "fixed"}
         (OFFLINE, FIXED | {"rollout.fixed_batches": 119}, None),
         (FIXED, {"rollout.fixed_batches": 31}, None),
         (OFFLINE | {"rollout.source": "external"}, {"rollout.num_generations": 4}, "given pairs are not sampled"),
-        (OFFLINE | {"rollout.source": "external"}, {"rollout.temperature": 0.5}, None),
+        (GIVEN, {"rollout.temperature": 0.5}, None),
+        (GIVEN, {"objective.pair_rule": "given"}, "the pairs are given"),
+        (GIVEN, {"objective.pair_rule": "best_worst"}, "the pairs are given"),
+        (GIVEN, JUDGED, None),
+        (GIVEN, {"rollout.precompute_ref_log_probs": True}, "how the run is carried out"),
+        ({}, {"objective.pair_rule": "group"}, None),
+        ({}, {"objective.label_smoothing": 0.1}, None),
         ({}, {"rollout.num_generations": 4}, None),
         (KL, {"objective.kl_estimator": "k3"}, "auto is k3"),
         (KL, {"objective.kl_estimator": "k2"}, None),

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ def higher_judge() -> Iterator[None]:
     del JUDGES._entries["higher"]
 
 
+@cache
 def config(rule: str) -> RunConfig:
     return apply(make_config(name="dpo", pair_rule=rule), {"judge.name": "higher"})
 
@@ -91,7 +93,9 @@ def test_makes_every_allowed_comparison_and_no_other(name: str, rewards: list[fl
         assert all(rewards[c] > rewards[r] for c, r in seen)
 
 
-@pytest.mark.parametrize(("name", "pairs"), [("random", 1), ("best_worst", 1), ("judge", 1), ("given", 1), ("group", 6)])
+@pytest.mark.parametrize(
+    ("name", "pairs"), [("random", 1), ("best_worst", 1), ("judge", 1), ("given", 1), ("group", 6)]
+)
 def test_a_group_of_five_gives_one_pair_or_all_comparisons(name: str, pairs: int) -> None:
     assert len(draw(name, [1.0, 0.0, 1.0, 0.0, 1.0], generator(0))) == pairs
 
@@ -158,7 +162,9 @@ def test_a_judge_that_sees_only_positions_prefers_neither_rollout() -> None:
 
 def test_a_judge_that_answers_neither_side_gives_no_pair_and_is_counted() -> None:
     nan = math.nan
-    groups = [make_group(rewards, f"p{i}") for i, rewards in enumerate([[1.0, 0.0], [nan, 0.0], [0.5, 0.5], [2.0, 3.0]])]
+    groups = [
+        make_group(rewards, f"p{i}") for i, rewards in enumerate([[1.0, 0.0], [nan, 0.0], [0.5, 0.5], [2.0, 3.0]])
+    ]
     paired = pair_up(groups, ("key",), config("judge"))
     # equal texts are not even asked about
     assert paired.pairs == [Pair((0,), (1,)), None, None, Pair((1,), (0,))]
