@@ -16,6 +16,7 @@ from suite.options import RANGES, choices
 
 FREE_TEXT = {
     "model.path",
+    "critic.init",
     "task.source",
     "task.split",
     "task.problem_column",

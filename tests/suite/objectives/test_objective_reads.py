@@ -68,6 +68,7 @@ def configurations() -> list[dict[str, Any]]:
             "whiten_advantages": [False, True],
             "kl": ["none", "reward", "loss"],
         },
+        {"name": ["policy_gradient"], "advantage": ["gae"], "length_adaptive_alpha": [0.0, 1.5]},
         {
             "name": ["policy_gradient"],
             "trust_region": list(TRUST_REGIONS),
