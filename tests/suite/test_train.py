@@ -81,8 +81,15 @@ def test_with_several_updates_per_batch_the_period_counts_optimizer_steps(tmp_pa
         {"rollout__sync_period": 2, "rollout__reference_sync": "with_generator"},
         {**POLICY_GRADIENT, "objective__num_minibatches": 2, "rollout__sync_period": 4, "train__steps": 12},
         {"rollout__sync_period": "inf", "rollout__source": "fixed", "rollout__fixed_batches": 2},
+        {
+            "objective__name": "policy_gradient", "objective__advantage": "reinforce",
+            "objective__baseline_decay": 0.5, "objective__trust_region": "kl_penalty",
+            "objective__kl_penalty_target": 1e-3, "objective__entropy_target": 5.0,
+            "objective__num_minibatches": 2, "rollout__sync_period": 2, "train__steps": 12,
+        },
+        {**POLICY_GRADIENT, "objective__advantage": "remax", "objective__kl": "reward"},
     ],
-    ids=["dpo", "grpo", "fixed"],
+    ids=["dpo", "grpo", "fixed", "adaptive", "remax"],
 )
 def test_a_run_stopped_and_resumed_is_the_uninterrupted_run(options: dict[str, object], tmp_path: Path) -> None:
     config = small(**options)
