@@ -41,7 +41,16 @@ class TaskConfig:
     name: str = "addition"
     """Where prompts and rewards come from: `addition`, `sums`, `replies`, `file`, `hub`, `numina_math`, `wildchat`, or
     several of them as a `mixture`."""
-    mixture: str = "addition=1,sums=1"
+    numina_source: str = "AI-MO/NuminaMath-CoT"
+    """For `numina_math`: a data set id, or a JSONL or Parquet file with its columns."""
+    wildchat_source: str = "allenai/WildChat-1M"
+    """For `wildchat`: a data set id, or a JSONL or Parquet file with its columns."""
+    wildchat_prompts: int = 1000
+    """For `wildchat`: training prompts (paper: 1,000; 50,000 in the mixture with NuminaMath)."""
+    reward_model: str = ""
+    """For `wildchat` and `replies`: the reward model, a hub id or folder (paper: Nexusflow/Athene-RM-8B). Empty = for
+    `replies` the embedded one, for `wildchat` none: a judge must then choose the pairs."""
+    mixture: str = "addition=1,replies=1"
     """For `mixture`: its tasks and their proportions in a batch. A task of proportion 0 is evaluated, not trained."""
     lengths: str = ""
     """For `mixture`: completion budgets, tokens, as `addition=5,replies=12`; a task left out keeps its own."""

@@ -1,7 +1,8 @@
-"""The embedded seed models: tiny Llamas trained once on an arithmetic task and cached in the user's cache folder.
+"""The embedded seed models: tiny Llamas trained once on the embedded tasks and cached in the user's cache folder.
 
-A recipe's supervised training stops when greedy validation accuracy first reaches the target, so that
-reinforcement learning starts from a model that is right about two times in five.
+Supervised training on a verified task stops when greedy validation accuracy first reaches the target, so that
+reinforcement learning starts from a model that is right about two times in five. Replies are written as the
+people of that task write them: what is to be learnt is which of them are liked.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from suite.registry import unknown
 
 if TYPE_CHECKING:
+    import torch
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 
@@ -28,24 +31,54 @@ if TYPE_CHECKING:
 class SeedRecipe:
     """A tiny Llama and its supervised training. Steps, not seconds, bound it, so that it is the same everywhere."""
 
-    task: str
+    tasks: tuple[str, ...]
+    """What it learns; a loss is the mean of the tasks' losses."""
     max_steps: int
     hidden_size: int = 96
     layers: int = 3
     heads: int = 4
     intermediate_size: int = 256
-    batch_size: int = 128
+    batch_sizes: tuple[int, ...] = (128,)
+    """Examples of each task at every step."""
+    head_start: int = 0
+    """Steps on the last task alone, which come first: a slow task beside one that is learnt suddenly."""
     lr: float = 3e-3
     warmup_steps: int = 50
     target: float = 0.40
+    """Greedy validation accuracy on the first task at which training stops; 0 = after `max_steps`."""
     check_every: int = 10
     seed: int = 0
 
 
 RECIPES = {
-    "addition": SeedRecipe("addition", max_steps=1500),
-    "sums": SeedRecipe("sums", max_steps=1500, batch_size=64),
+    "addition": SeedRecipe(("addition",), max_steps=1500),
+    "sums": SeedRecipe(("sums",), max_steps=1500, batch_sizes=(64,)),
+    "replies": SeedRecipe(("replies",), max_steps=400, batch_sizes=(64,), target=0.0),
+    "mixed": SeedRecipe(("addition", "replies"), max_steps=1500, batch_sizes=(64, 64), head_start=300, check_every=4),
 }
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a task teaches a seed model."""
+
+    tokens: Sequence[str]
+    """Its alphabet."""
+    examples: Callable[[], list[tuple[str, str]]]
+    """Prompts and completions of its training split."""
+
+
+def lesson(task: str) -> Lesson:
+    """The lesson of an embedded task."""
+    from suite.tasks import arithmetic, replies
+
+    if task in arithmetic.FAMILIES:
+        family = arithmetic.FAMILIES[task]
+        return Lesson(
+            arithmetic.CHARACTERS,
+            lambda: [(problem.text, family.solve(problem)) for problem in family.problems()["train"]],
+        )
+    return Lesson(replies.TOKENS, replies.examples)
 
 
 def recipe(name: str) -> SeedRecipe:
@@ -66,23 +99,30 @@ def content_hash(name: str) -> str:
     """Hash of all that decides the weights: the recipe, the task's code, this module's code and torch's version."""
     import torch
 
-    from suite.tasks import arithmetic
-
     parts = [json.dumps(dataclasses.asdict(recipe(name)), sort_keys=True), torch.__version__.split("+")[0]]
-    parts += [inspect.getsource(arithmetic), inspect.getsource(train)]
+    parts += [inspect.getsource(module) for module in dict.fromkeys(map(_module, recipe(name).tasks))]
+    parts += [inspect.getsource(train)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
-    """The character tokenizer of the arithmetic tasks, with BOS, EOS and PAD; `\\boxed{` is one token."""
+def _module(task: str) -> ModuleType:
+    from suite.tasks import arithmetic, replies
+
+    return arithmetic if task in arithmetic.FAMILIES else replies
+
+
+def tokenizer(*tasks: str) -> PreTrainedTokenizerFast:
+    """The tokenizer of the embedded tasks (arithmetic alone if none is named), with BOS, EOS and PAD.
+
+    A character is a token, `\\boxed{` is one, and so is a word with the space before it.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from suite.tasks.arithmetic import CHARACTERS
-
-    vocabulary = {token: i for i, token in enumerate(["<pad>", "<bos>", "<eos>", "<unk>", *CHARACTERS])}
+    tokens = dict.fromkeys(token for task in tasks or ("addition",) for token in lesson(task).tokens)
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "<bos>", "<eos>", "<unk>", *tokens])}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"\\boxed\{|."), "isolated")
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"\\boxed\{| ?[a-z]+|."), "isolated")
     core.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=core, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", unk_token="<unk>",
@@ -92,17 +132,22 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def ensure(name: str, say: Callable[[str], None] | None = None) -> Path:
     """The folder of the trained seed model, training it first if it is not in the cache; safe in parallel processes."""
+    return cached(f"seed-{name}-{content_hash(name)}", lambda folder: train(recipe(name), folder, say))
+
+
+def cached(name: str, make: Callable[[Path], object]) -> Path:
+    """The folder `name` of the cache, made first if it is not there; whole or absent, safe in parallel processes."""
     from filelock import FileLock
 
-    folder = cache_root() / f"seed-{name}-{content_hash(name)}"
-    if (folder / "seed.json").is_file():
+    folder = cache_root() / name
+    if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
-        if not (folder / "seed.json").is_file():
+        if not folder.is_dir():
             partial = folder.with_name(f"{folder.name}.partial")
             shutil.rmtree(partial, ignore_errors=True)
-            train(recipe(name), partial, say)
+            make(partial)
             partial.rename(folder)
     return folder
 
@@ -123,70 +168,99 @@ def _new_model(plan: SeedRecipe, words: PreTrainedTokenizerFast) -> LlamaForCaus
         ).eval()  # fmt: skip
 
 
+def _tensors(task: str, words: PreTrainedTokenizerFast) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and labels of a task's examples, padded on the right; prompts carry no loss."""
+    import torch
+
+    rows = []
+    for prompt, completion in lesson(task).examples():
+        asked = words.encode(prompt, add_special_tokens=False)
+        answer = words.encode(completion, add_special_tokens=False)
+        rows.append(([words.bos_token_id, *asked], [*answer, words.eos_token_id]))
+    width = max(len(asked) + len(answer) for asked, answer in rows)
+    ids = torch.zeros((len(rows), width), dtype=torch.long)
+    labels = torch.full((len(rows), width), -100)
+    for row, (asked, answer) in enumerate(rows):
+        ids[row, : len(asked) + len(answer)] = torch.tensor(asked + answer)
+        labels[row, len(asked) : len(asked) + len(answer)] = torch.tensor(answer)
+    return ids, labels
+
+
 def train(plan: SeedRecipe, folder: Path, say: Callable[[str], None] | None = None) -> None:
     """Train by a recipe and write a plain Hugging Face folder with `seed.json` (steps, accuracy, seconds).
 
-    Raises RuntimeError if the target is not reached within the recipe's steps.
+    Raises RuntimeError if a target is not reached within the recipe's steps.
     """
     import torch
-    import transformers
 
-    from suite.config import RunConfig, TaskConfig
-    from suite.evaluate import greedy_accuracy
     from suite.randomness import generator
-    from suite.rollout.in_process import InProcessSampler
-    from suite.tasks import build
-    from suite.tasks.arithmetic import FAMILIES
 
-    words = tokenizer()
+    words = tokenizer(*plan.tasks)
     model = _new_model(plan, words)
-    task = build(RunConfig(task=TaskConfig(name=plan.task)), words)
-    family = FAMILIES[plan.task]
-    rows = []
-    for problem in family.problems()["train"]:
-        prompt = words.encode(problem.text, add_special_tokens=False)
-        answer = words.encode(family.solve(problem), add_special_tokens=False)
-        rows.append(([words.bos_token_id, *prompt], [*answer, words.eos_token_id]))
-    width = max(len(prompt) + len(answer) for prompt, answer in rows)
-    ids = torch.zeros((len(rows), width), dtype=torch.long)
-    labels = torch.full((len(rows), width), -100)
-    for row, (prompt, answer) in enumerate(rows):
-        ids[row, : len(prompt) + len(answer)] = torch.tensor(prompt + answer)
-        labels[row, len(prompt) : len(prompt) + len(answer)] = torch.tensor(answer)
-
-    sampler = InProcessSampler(model, pad_id=words.pad_token_id, stop_ids=(words.eos_token_id,))
+    lessons = [_tensors(task, words) for task in plan.tasks]
+    accuracy_of = _examination(plan, model, words)
     optimizer = torch.optim.AdamW(model.parameters(), lr=plan.lr, betas=(0.9, 0.98), weight_decay=0.01)
-    held_out = task.held_out("validation", 0)
     start, accuracy = time.monotonic(), 0.0
     for step in range(1, plan.max_steps + 1):
-        chosen = torch.from_numpy(generator(plan.seed, step, "seed model").integers(len(rows), size=plan.batch_size))
-        width = int((labels[chosen] != -100).any(0).nonzero().max()) + 1
-        loss = model(input_ids=ids[chosen, :width], labels=labels[chosen, :width]).loss
+        losses = []
+        for number, (ids, labels) in enumerate(lessons):
+            if step <= plan.head_start and number < len(lessons) - 1:
+                continue
+            rng = generator(plan.seed, step, "seed model", *([number] if number else []))
+            chosen = torch.from_numpy(rng.integers(len(ids), size=plan.batch_sizes[number]))
+            width = int((labels[chosen] != -100).any(0).nonzero().max()) + 1
+            losses.append(model(input_ids=ids[chosen, :width], labels=labels[chosen, :width]).loss)
         optimizer.zero_grad()
-        loss.backward()
+        torch.stack(losses).mean().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
             group["lr"] = plan.lr * min(1.0, step / plan.warmup_steps)
         optimizer.step()
-        if step % plan.check_every == 0 and loss.item() < 1.0:
-            # a look at 100 problems first: most checks come long before the target
-            accuracy = greedy_accuracy(sampler, task, held_out[:100], words)
-            if accuracy >= plan.target - 0.08:
-                accuracy = greedy_accuracy(sampler, task, held_out, words)
-                if accuracy >= plan.target:
-                    break
-            if say and step % 100 == 0:
-                seconds = time.monotonic() - start
-                say(f"seed model {plan.task}: step {step}, loss {loss.item():.3f}, {accuracy:.1%}, {seconds:.0f} s")
-    else:
+        if plan.target and step > plan.head_start and step % plan.check_every == 0 and losses[0].item() < 1.0:
+            accuracy = accuracy_of()
+            if accuracy >= plan.target:
+                break
+        if say and step % 100 == 0:
+            shown = ", ".join(f"{loss.item():.3f}" for loss in losses)
+            say(f"seed model {plan.tasks}: step {step}, loss {shown}, {accuracy:.1%}, {time.monotonic() - start:.0f} s")
+    if accuracy < plan.target:
         raise RuntimeError(
-            f"the seed model {plan.task!r} reached {accuracy:.1%} in {plan.max_steps} steps, short of {plan.target:.0%}"
+            f"the seed model of {plan.tasks} reached {accuracy:.1%} in {plan.max_steps} steps; "
+            f"its target is {plan.target:.0%}"
         )
+    _save(model, words, folder, {"tasks": plan.tasks, "steps": step, "validation_accuracy": accuracy}, start)
+    if say:
+        say(f"seed model {plan.tasks}: {accuracy:.1%} on held-out problems, {time.monotonic() - start:.0f} s")
+
+
+def _examination(plan: SeedRecipe, model: LlamaForCausalLM, words: PreTrainedTokenizerFast) -> Callable[[], float]:
+    """Greedy validation accuracy on the first task; on 100 problems only while it is far from the target."""
+    from suite.config import RunConfig, TaskConfig
+    from suite.evaluate import greedy_accuracy
+    from suite.rollout.in_process import InProcessSampler
+    from suite.tasks import build
+
+    if not plan.target:
+        return lambda: 0.0
+    task = build(RunConfig(task=TaskConfig(name=plan.tasks[0])), words)
+    sampler = InProcessSampler(model, pad_id=words.pad_token_id, stop_ids=(words.eos_token_id,))
+    held_out = task.held_out("validation", 0)
+
+    def accuracy() -> float:
+        # most checks come long before the target
+        found = greedy_accuracy(sampler, task, held_out[:100], words)
+        return greedy_accuracy(sampler, task, held_out, words) if found >= plan.target - 0.08 else found
+
+    return accuracy
+
+
+def _save(
+    model: LlamaForCausalLM, words: PreTrainedTokenizerFast, folder: Path, report: dict[str, object], start: float
+) -> None:
+    import transformers
+
     transformers.utils.logging.disable_progress_bar()
     model.save_pretrained(folder)
     words.save_pretrained(folder)
-    seconds = time.monotonic() - start
-    report = {"task": plan.task, "steps": step, "validation_accuracy": accuracy, "problems": len(held_out)}
-    (folder / "seed.json").write_text(json.dumps({**report, "seconds": round(seconds, 1)}, indent=1))
-    if say:
-        say(f"seed model {plan.task}: {accuracy:.1%} on {len(held_out)} held-out problems, {seconds:.0f} s")
+    seconds = round(time.monotonic() - start, 1)
+    (folder / "seed.json").write_text(json.dumps({**report, "seconds": seconds}, indent=1))

@@ -104,13 +104,18 @@ def _check_mixture(config: RunConfig) -> Iterator[str]:
     from suite.objectives import PAIR_RULES
     from suite.tasks import mixture
 
-    if config.task.name != mixture.NAME:
+    read, mixed = reads(config), config.task.name == mixture.NAME
+    rules = mixture.pair_rules(config) if mixed else {config.task.name: ""}
+    for name, rule in rules.items():
+        judged = "objective.pair_rule" in read and (rule or config.objective.pair_rule) == "judge"
+        if name == "wildchat" and not config.task.reward_model and not judged:
+            yield "task.reward_model is empty; task 'wildchat' needs one, or the pair rule 'judge'"
+        if rule and rule not in PAIR_RULES:
+            yield str(unknown("pair rule", rule, PAIR_RULES, "task.pair_rules"))
+    if not mixed:
         return
     shares, size = mixture.proportions(config), config.rollout.num_prompts
     mixture.lengths(config)
-    for rule in mixture.pair_rules(config).values():
-        if rule and rule not in PAIR_RULES:
-            yield str(unknown("pair rule", rule, PAIR_RULES, "task.pair_rules"))
     for name, count in mixture.counts(shares, size).items():
         if shares[name] and not count:
             yield f"rollout.num_prompts is {size}, of which task {name!r} of task.mixture gets none; raise either"

@@ -16,7 +16,7 @@ TaskFactory = Callable[[RunConfig, "PreTrainedTokenizerBase"], Task]
 
 TASKS: Registry[TaskFactory] = Registry("task")
 
-from suite.tasks import arithmetic, files, mixture  # noqa: E402, F401  the entries register themselves
+from suite.tasks import arithmetic, files, mixture, numina, replies, wildchat  # noqa: E402, F401  the entries register themselves
 
 
 def build(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Task:

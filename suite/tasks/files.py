@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from suite.config import RunConfig, TaskConfig
 from suite.grading import Grader, Verdict
@@ -43,10 +43,10 @@ def read_jsonl(path: Path) -> list[Row]:
     return rows
 
 
-def read_file(path: Path) -> list[Row]:
+def read_file(path: Path, option: str = "task.source") -> list[Row]:
     """Rows of a .jsonl or .parquet file; ValueError for another ending, no file, or an unreadable one."""
     if not path.is_file():
-        raise ValueError(f"task.source: there is no file {path}")
+        raise ValueError(f"{option}: there is no file {path}")
     if path.suffix == ".jsonl":
         return read_jsonl(path)
     if path.suffix == ".parquet":
@@ -56,20 +56,26 @@ def read_file(path: Path) -> list[Row]:
         try:
             return list(pyarrow.parquet.read_table(path).to_pylist())
         except pyarrow.ArrowInvalid as error:
-            raise ValueError(f"task.source: {path} is not a Parquet file ({error})") from error
-    raise ValueError(f"task.source: {path} ends in {path.suffix!r}; a .jsonl or .parquet file is read")
+            raise ValueError(f"{option}: {path} is not a Parquet file ({error})") from error
+    raise ValueError(f"{option}: {path} ends in {path.suffix!r}; a .jsonl or .parquet file is read")
 
 
-def read_hub(name: str, split: str) -> list[Row]:
-    """Rows of a hub data set's split; ValueError if it cannot be had."""
+def read_hub(name: str, split: str, option: str = "task.source") -> Iterable[Row]:
+    """Rows of a hub data set's split, read from disk as they are asked for; ValueError if it cannot be had."""
     import datasets
 
     if not name:
-        raise ValueError("task.source is empty; for task 'hub' it is a data set id")
+        raise ValueError(f"{option} is empty; it must be a data set id")
     try:
-        return list(datasets.load_dataset(name, split=split))
+        return cast(Iterable[Row], datasets.load_dataset(name, split=split))
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise ValueError(f"task.source: cannot load data set {name!r}, split {split!r}: {error}") from error
+        raise ValueError(f"{option}: cannot load data set {name!r}, split {split!r}: {error}") from error
+
+
+def read_rows(source: str, option: str) -> Iterable[Row]:
+    """Rows of a .jsonl or .parquet file, else of the `train` split of a hub data set."""
+    path = Path(source).expanduser()
+    return read_file(path, option) if path.suffix in (".jsonl", ".parquet") else read_hub(source, "train", option)
 
 
 def gold_text(value: object) -> str:
@@ -87,7 +93,12 @@ def _text(row: Row, column: str, where: str) -> Any:
     return row[column]
 
 
-def to_prompts(rows: Sequence[Row], config: TaskConfig, source: str, *, pairs: bool) -> list[Prompt]:
+def uid_of(text: str) -> str:
+    """A prompt's identity: a hash of its text, so that it depends on no order."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def to_prompts(rows: Iterable[Row], config: TaskConfig, source: str, *, pairs: bool) -> list[Prompt]:
     """Problems by column mapping; ValueError names source, row and column of the first that lacks a value.
 
     A problem's uid is a hash of its text, so that it does not depend on the file's order.
@@ -99,33 +110,45 @@ def to_prompts(rows: Sequence[Row], config: TaskConfig, source: str, *, pairs: b
         gold = gold_text(_text(row, config.answer_column, where))
         chosen = str(_text(row, config.chosen_column, where)) if pairs else None
         rejected = str(_text(row, config.rejected_column, where)) if pairs else None
-        uid = hashlib.sha256(text.encode()).hexdigest()[:16]
-        prompts.append(Prompt(uid, config.template.replace("{problem}", text), gold, chosen, rejected))
+        prompts.append(Prompt(uid_of(text), config.template.replace("{problem}", text), gold, chosen, rejected))
     return prompts
 
 
-class DataTask:
-    """Problems of a file or data set, split by a hash of their text: a fixed share is held out, whatever the order."""
+def split_by_hash(
+    prompts: Sequence[Prompt], test: int, validation: int, source: str, remedy: str
+) -> dict[Split, list[Prompt]]:
+    """Distinct prompts in the order of their hashes: the first are the test problems, the next the validation problems,
+    the rest trains. ValueError, with the remedy, if nothing is left to train on."""
+    unique = sorted({prompt.uid: prompt for prompt in prompts}.values(), key=lambda prompt: prompt.uid)
+    if len(unique) <= test + validation:
+        raise ValueError(
+            f"{source} has {len(unique)} distinct problems; {test} test and {validation} validation problems leave "
+            f"none to train on: {remedy}"
+        )
+    return {
+        "test": unique[:test],
+        "validation": unique[test : test + validation],
+        "train": unique[test + validation :],
+    }
 
-    def __init__(self, name: str, rows: Sequence[Row], config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+
+def _column_task(name: str, rows: Iterable[Row], config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> DataTask:
+    prompts = to_prompts(rows, config.task, config.task.source, pairs=config.rollout.source == "external")
+    remedy = "lower eval.test_problems or eval.validation_problems"
+    test, validation = config.eval.test_problems, config.eval.validation_problems
+    return DataTask(name, split_by_hash(prompts, test, validation, config.task.source, remedy), config, tokenizer)
+
+
+class DataTask:
+    """Problems with splits of their own; answers are boxed and graded by math-verify."""
+
+    def __init__(
+        self, name: str, splits: dict[Split, list[Prompt]], config: RunConfig, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
         self.name = name
         self.max_completion_length = config.rollout.max_completion_length or DEFAULT_BUDGET
         self._config, self._tokenizer, self._grader = config.task, tokenizer, Grader()
-        pairs = config.rollout.source == "external"
-        prompts = to_prompts(rows, config.task, config.task.source, pairs=pairs)
-        unique = sorted({prompt.uid: prompt for prompt in prompts}.values(), key=lambda prompt: prompt.uid)
-        test, validation = config.eval.test_problems, config.eval.validation_problems
-        # sorted by hash: the first are the test problems, the next the validation problems, the rest trains
-        if len(unique) <= test + validation:
-            raise ValueError(
-                f"{config.task.source} has {len(unique)} distinct problems; {test} test and {validation} validation "
-                "problems leave none to train on: lower eval.test_problems or eval.validation_problems"
-            )
-        self._splits: dict[Split, list[Prompt]] = {
-            "test": unique[:test],
-            "validation": unique[test : test + validation],
-            "train": unique[test + validation :],
-        }
+        self._splits = splits
 
     def draw(self, seed: int, batch: int, count: int) -> list[Prompt]:
         """See `Task.draw`."""
@@ -159,7 +182,7 @@ class DataTask:
 )  # fmt: skip
 def file_task(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> DataTask:
     """Problems of a local JSONL or Parquet file."""
-    return DataTask("file", read_file(Path(config.task.source).expanduser()), config, tokenizer)
+    return _column_task("file", read_file(Path(config.task.source).expanduser()), config, tokenizer)
 
 
 @TASKS.register(
@@ -171,4 +194,4 @@ def file_task(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> DataTask
 )  # fmt: skip
 def hub_task(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> DataTask:
     """Problems of a hub data set."""
-    return DataTask("hub", read_hub(config.task.source, config.task.split), config, tokenizer)
+    return _column_task("hub", read_hub(config.task.source, config.task.split), config, tokenizer)

@@ -38,9 +38,7 @@ class Numbers:
     def sample(self, prompts: Sequence[Prompt], batch: int, first: int) -> list[Group]:
         self.asked.append([prompt.uid for prompt in prompts])
         self.places.append(first)
-        return [
-            [rollout(prompt, reward) for reward in self.rewards.get(prompt.uid, [1.0, 0.0])] for prompt in prompts
-        ]
+        return [[rollout(prompt, reward) for reward in self.rewards.get(prompt.uid, [1.0, 0.0])] for prompt in prompts]
 
 
 def rollout(prompt: Prompt, reward: float) -> Rollout:

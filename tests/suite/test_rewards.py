@@ -58,7 +58,7 @@ def test_an_abstention_stays_one() -> None:
 
 
 def test_a_cache_above_the_maximum_is_refused_and_strength_0_is_inert() -> None:
-    with pytest.raises(ValueError, match="must be at most reward.soft_punish_max, 0.5"):
+    with pytest.raises(ValueError, match=r"must be at most reward.soft_punish_max, 0.5"):
         validate(small(reward__shaping="soft_overlong", reward__soft_punish_max=0.5, reward__soft_punish_cache=0.6))
     with pytest.raises(ValueError, match="nothing reads it"):
         validate(small(reward__soft_punish_max=0.5))
