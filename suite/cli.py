@@ -13,10 +13,12 @@ from typing import Annotated, Literal
 import tyro
 
 from suite.config import RunConfig
+from suite.reward_config import RewardModelConfig
 
 app = tyro.extras.SubcommandApp()
 axes_app = tyro.extras.SubcommandApp()
 new_app = tyro.extras.SubcommandApp()
+reward_app = tyro.extras.SubcommandApp()
 
 Word = tyro.conf.Positional[str]
 Words = tyro.conf.UseAppendAction[tuple[str, ...]]
@@ -166,6 +168,36 @@ def new_axis(name: Word, folder: Place = None) -> int:
     return command(name, folder)
 
 
+@reward_app.command(name="train")
+def reward_model_train(
+    folder: Path,
+    config: Annotated[RewardModelConfig, tyro.conf.arg(name="")] = RewardModelConfig(),  # noqa: B008  frozen
+) -> int:
+    """Train a reward model on preferences.
+
+    Args:
+        folder: Where it goes, a plain Hugging Face folder.
+        config: The reward model.
+    """
+    from suite.commands.reward_model import train as command
+
+    return command(config, folder)
+
+
+@reward_app.command(name="eval")
+def reward_model_eval(
+    config: Annotated[RewardModelConfig, tyro.conf.arg(name="")] = RewardModelConfig(),  # noqa: B008  frozen
+) -> int:
+    """How well a reward model predicts preferences: accuracy, margin, calibration, beside length alone.
+
+    Args:
+        config: The reward model (`--model`) and the preferences; what only training reads is not looked at.
+    """
+    from suite.commands.reward_model import evaluate as command
+
+    return command(config)
+
+
 @app.command
 def doctor(folder: Path = Path("runs")) -> int:
     """What this machine can run, and what to install for the rest.
@@ -180,6 +212,7 @@ def doctor(folder: Path = Path("runs")) -> int:
 
 app.command(axes_app, name="axes", help="The axes: what can be varied, and what each arm changes.")
 app.command(new_app, name="new", help="Start a file of your own.")
+app.command(reward_app, name="reward-model", help="Reward models: train one on preferences, evaluate one.")
 
 
 def main(args: list[str] | None = None) -> int:
