@@ -95,6 +95,13 @@ def _explained(error: BaseException, url: str) -> ValueError:
     return ValueError(f"{shown} cannot be opened; check that it is running, reachable and writable from here")
 
 
+def _beside(path: Path) -> filelock.BaseFileLock:
+    # The lock would make missing folders, and a typing error in a path would go unnoticed.
+    if not path.parent.is_dir():
+        raise FileNotFoundError(path.parent)
+    return filelock.FileLock(f"{path}.claims", timeout=LOCK_TIMEOUT_S)
+
+
 class Store:
     """An Optuna storage opened from a URL, with a lock that excludes all other users of the same storage.
 
@@ -106,6 +113,7 @@ class Store:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.url = _absolute(url)
         self.patience_s = patience_s
+        self.give_up: Callable[[], bool] = lambda: False
         self._mutex = threading.RLock()
         self._held = 0
         self._file_lock: filelock.BaseFileLock | None = None
@@ -117,9 +125,9 @@ class Store:
 
     def _open(self) -> None:
         if self.url.startswith("journal:"):
-            path = Path(self.url.removeprefix("journal:")).resolve()
+            path = Path(self.url.removeprefix("journal:"))
+            self._file_lock = _beside(path)
             self.optuna = JournalStorage(JournalFileBackend(str(path)))
-            self._file_lock = filelock.FileLock(f"{path}.claims", timeout=LOCK_TIMEOUT_S)
             return
         parsed = make_url(self.url)
         kind = parsed.get_backend_name()
@@ -129,8 +137,7 @@ class Store:
         # Optuna fills braces in a URL as a template.
         url = self.url.replace("{", "{{").replace("}", "}}")
         if kind == "sqlite":
-            path = Path(str(parsed.database)).resolve()
-            self._file_lock = filelock.FileLock(f"{path}.claims", timeout=LOCK_TIMEOUT_S)
+            self._file_lock = _beside(Path(str(parsed.database)))
             with self.lock():
                 self.optuna = RDBStorage(url, engine_kwargs=options)
             return
@@ -186,7 +193,8 @@ class Store:
                 connection.execute(sqlalchemy.text("SELECT RELEASE_LOCK(:name)"), name)
 
     def call(self, action: Callable[[], T]) -> T:
-        """The result of `action`, tried again while the storage does not answer, for at most `patience_s`.
+        """The result of `action`, tried again while the storage does not answer, for at most `patience_s`
+        and until `give_up()` says so.
 
         `action` must be safe to repeat: a write may have arrived although its confirmation did not. Raises
         `StorageDown` when the time is over or when another process held the lock for too long.
@@ -196,7 +204,7 @@ class Store:
             try:
                 return action()
             except _OUTAGES as error:
-                if time.monotonic() - started + pause > self.patience_s:
+                if self.give_up() or time.monotonic() - started + pause > self.patience_s:
                     raise StorageDown(f"storage {masked(self.url)} does not answer") from error
             except filelock.Timeout as error:
                 raise StorageDown(

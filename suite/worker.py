@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from suite import failures, storage
+from suite.declaration import Choice
 from suite.failures import MISTAKE, Failure
 from suite.lease import HANG_S, HEARTBEAT_S, TTL_S, Lease, LeaseLost, new_owner
 from suite.registry import import_file
@@ -32,8 +33,8 @@ from suite.sweep import CURVE, Sweep
 PATIENCE_S = 3600.0
 """How long a worker waits for a storage that does not answer before it gives up."""
 
-STOPPED, HUNG = 75, 70
-"""Exit codes: the worker was asked to stop; its cell hung."""
+STOPPED, HUNG, NO_STORAGE = 75, 70, 74
+"""Exit codes: the worker was asked to stop; its cell hung; the storage did not answer."""
 
 Runner = Callable[..., dict[str, float]]
 
@@ -238,18 +239,19 @@ def loop(sweep: Sweep, options: argparse.Namespace, stop: Stop) -> int:
         import_file(Path(plugin))
     module, _, name = options.runner.partition(":")
     runner: Runner = getattr(importlib.import_module(module), name)
-    owner = new_owner(options.name)
+    owner, choice = new_owner(options.name), Choice(options.arms, options.seeds)
+    sweep.store.give_up = stop.asked
     while not stop.asked():
         reason = sweep.mixed()
         if reason and not options.allow_mixed:
             raise ValueError(f"{reason}; bring them together, or pass --allow-mixed to record both")
         for cell in sweep.recover():
             print(f"cell {cell} lost its worker and is free again", flush=True)
-        lease = sweep.claim(owner, options.arms, options.seeds)
+        lease = sweep.claim(owner, choice)
         if lease is not None:
             print(f"cell {lease.cell}: attempt {lease.number}", flush=True)
             print(f"cell {lease.cell}: {work(sweep, lease, runner, stop, options.hang_after)}", flush=True)
-        elif sweep.unfinished(options.arms, options.seeds):
+        elif sweep.unfinished(choice):
             stop.wait(1.0)
         else:
             return 0
@@ -274,7 +276,7 @@ def main() -> int:
         return loop(Sweep.attach(options.folder, os.environ.get(storage.VARIABLE), PATIENCE_S), options, stop)
     except (ValueError, StorageDown) as error:
         print(error, file=sys.stderr)
-        return MISTAKE
+        return MISTAKE if isinstance(error, ValueError) else NO_STORAGE
 
 
 if __name__ == "__main__":

@@ -9,16 +9,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_runner import one_code
 from rich.console import Console
 
+from suite import sweep
 from suite.config import RunConfig
-from suite.launch import local
+from suite.launch import machine
 from suite.launch.display import Display, duration, page, totals
-from suite.launch.local import plan_workers, print_status, retry, run_study
+from suite.launch.local import print_status, retry, run_study
+from suite.launch.machine import plan_workers
+from suite.lease import Watch
 from suite.status import CellStatus, StudyStatus
 from suite.study import Arm, Study
 from suite.sweep import Sweep
@@ -40,9 +46,11 @@ def run(one: Study, folder: Path, workers: int = 2, **more: Any) -> tuple[StudyS
 
 
 @pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+def _surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    with one_code(monkeypatch):
+        yield
 
 
 def plan(folder: Path, **arms: dict[str, Any]) -> None:
@@ -215,7 +223,16 @@ def test_a_worker_that_cannot_start_ends_the_run_with_its_reason(tmp_path: Path)
     plugin.write_text("raise ValueError('the axis names no control')")
     status, text = run(study(), tmp_path / "run", plugins=[plugin])
     assert status.exit_code == 2
-    assert "ended: exit code 2: the axis names no control" in text
+    assert ": the axis names no control\n" in text
+
+
+def test_a_worker_that_stands_still_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "Watch", partial(Watch, ttl_s=8.0))
+    plan(tmp_path, a={"stop_at": 3})
+    status, text = run(study(1, (1,)), tmp_path)
+    assert status.exit_code == 0
+    assert "silent, killed; a-seed1-" in text
+    assert "no sign of life for 8 s" in (tmp_path / status.cells[0].folder / "attempts" / "1" / "error.txt").read_text()
 
 
 @pytest.mark.parametrize("workers", [0, -1, True, 1.5, "many"])
@@ -233,16 +250,16 @@ def test_unknown_arms_and_seeds_are_refused_with_near_names(tmp_path: Path) -> N
 
 
 def test_auto_shares_cores_and_memory_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "cores", lambda: 12)
-    monkeypatch.setattr(local, "free_memory", lambda: 5 * 2**30 + 1)
+    monkeypatch.setattr(machine, "cores", lambda: 12)
+    monkeypatch.setattr(machine, "free_memory", lambda: 5 * 2**30 + 1)
     chosen = plan_workers("auto", 20)
     assert (chosen.workers, chosen.threads, chosen.why) == (5, 2, "12 cores, 5.0 GB of memory free, 20 cells to run")
     assert plan_workers("auto", 3).workers == 3
     assert (plan_workers(8, 20).workers, plan_workers(8, 20).threads) == (8, 1)
     assert plan_workers(8, 2).workers == 2
-    monkeypatch.setattr(local, "free_memory", lambda: 100)
+    monkeypatch.setattr(machine, "free_memory", lambda: 100)
     assert plan_workers("auto", 3).workers == 1
-    monkeypatch.setattr(local, "free_memory", lambda: None)
+    monkeypatch.setattr(machine, "free_memory", lambda: None)
     assert plan_workers("auto", 30).workers == 12
 
 
