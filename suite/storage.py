@@ -92,7 +92,7 @@ def _explained(error: BaseException, url: str) -> ValueError:
         return ValueError(
             f"{shown} was written by another version of Optuna; use that version, or `optuna storage upgrade`"
         )
-    return ValueError(f"{shown} cannot be opened; check that it is running, reachable and writable from here")
+    return Unreachable(f"{shown} cannot be opened; check that it is running, reachable and writable from here")
 
 
 def _beside(path: Path) -> filelock.BaseFileLock:
@@ -106,22 +106,24 @@ class Store:
     """An Optuna storage opened from a URL, with a lock that excludes all other users of the same storage.
 
     Raises ValueError, in one sentence and without the password, for a storage that cannot be used.
-    `patience_s`: how long `call` waits for a storage that stopped answering.
+    `patience_s`: how long it, and `call`, wait for a storage that does not answer, unless `give_up()` says not to.
     """
 
-    def __init__(self, url: str, patience_s: float = 0.0) -> None:
+    def __init__(self, url: str, patience_s: float = 0.0, give_up: Callable[[], bool] = lambda: False) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.url = _absolute(url)
-        self.patience_s = patience_s
-        self.give_up: Callable[[], bool] = lambda: False
+        self.patience_s, self.give_up = patience_s, give_up
         self._mutex = threading.RLock()
         self._held = 0
         self._file_lock: filelock.BaseFileLock | None = None
         self.optuna: BaseStorage
+        self._again(self._try_to_open, Unreachable)
+
+    def _try_to_open(self) -> None:
         try:
             self._open()
         except (*_OUTAGES, exc.SQLAlchemyError, ImportError, OSError, RuntimeError, ValueError) as error:
-            raise _explained(error, url) from None
+            raise _explained(error, self.url) from None
 
     def _open(self) -> None:
         if self.url.startswith("journal:"):
@@ -199,20 +201,30 @@ class Store:
         `action` must be safe to repeat: a write may have arrived although its confirmation did not. Raises
         `StorageDown` when the time is over or when another process held the lock for too long.
         """
+        try:
+            return self._again(action, *_OUTAGES)
+        except _OUTAGES as error:
+            raise StorageDown(f"storage {masked(self.url)} does not answer") from error
+        except filelock.Timeout as error:
+            raise StorageDown(
+                f"another process has held the lock of storage {masked(self.url)} for {LOCK_TIMEOUT_S:.0f} s; "
+                "is one of its users suspended?"
+            ) from error
+
+    def _again(self, action: Callable[[], T], *errors: type[Exception]) -> T:
         started, pause = time.monotonic(), 0.2
         while True:
             try:
                 return action()
-            except _OUTAGES as error:
+            except errors:
                 if self.give_up() or time.monotonic() - started + pause > self.patience_s:
-                    raise StorageDown(f"storage {masked(self.url)} does not answer") from error
-            except filelock.Timeout as error:
-                raise StorageDown(
-                    f"another process has held the lock of storage {masked(self.url)} for {LOCK_TIMEOUT_S:.0f} s; "
-                    "is one of its users suspended?"
-                ) from error
+                    raise
             time.sleep(pause)
             pause = min(2 * pause, 5.0)
+
+
+class Unreachable(ValueError):
+    """The storage is not there now; everything else about it may be right."""
 
 
 class StorageDown(RuntimeError):

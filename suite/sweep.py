@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,10 +89,16 @@ class Sweep:
         return sweep
 
     @classmethod
-    def attach(cls, folder: Path, storage: str | None = None, patience_s: float = 0.0) -> Sweep:
-        """The sweep of a folder that `open` has written; ValueError if there is none."""
+    def attach(
+        cls,
+        folder: Path,
+        storage: str | None = None,
+        patience_s: float = 0.0,
+        give_up: Callable[[], bool] = lambda: False,
+    ) -> Sweep:
+        """The sweep of a folder that `open` has written; ValueError if there is none. The last two: see `Store`."""
         tree = read_declaration(folder)
-        store = Store(storage or recorded_url(folder, tree), patience_s)
+        store = Store(storage or recorded_url(folder, tree), patience_s, give_up)
         try:
             return cls(folder, store, optuna.load_study(study_name=tree["name"], storage=store.optuna))
         except KeyError:

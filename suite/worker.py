@@ -240,7 +240,6 @@ def loop(sweep: Sweep, options: argparse.Namespace, stop: Stop) -> int:
     module, _, name = options.runner.partition(":")
     runner: Runner = getattr(importlib.import_module(module), name)
     owner, choice = new_owner(options.name), Choice(options.arms, options.seeds)
-    sweep.store.give_up = stop.asked
     while not stop.asked():
         reason = sweep.mixed()
         if reason and not options.allow_mixed:
@@ -273,7 +272,9 @@ def main() -> int:
     stop = Stop()
     stop.listen(options.parent)
     try:
-        return loop(Sweep.attach(options.folder, os.environ.get(storage.VARIABLE), PATIENCE_S), options, stop)
+        return loop(
+            Sweep.attach(options.folder, os.environ.get(storage.VARIABLE), PATIENCE_S, stop.asked), options, stop
+        )
     except (ValueError, StorageDown) as error:
         print(error, file=sys.stderr)
         return MISTAKE if isinstance(error, ValueError) else NO_STORAGE

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -16,6 +18,7 @@ from typing import Any
 
 import pytest
 from fake_runner import one_code
+from optuna.trial import TrialState
 from rich.console import Console
 
 from suite import sweep
@@ -216,6 +219,31 @@ def test_no_worker_outlives_a_killed_launcher(tmp_path: Path) -> None:
     assert all_gone(workers)
     plan(tmp_path)
     assert run(study(), tmp_path)[0].exit_code == 0
+
+
+@pytest.mark.slow
+def test_random_kills_lose_and_double_nothing(tmp_path: Path) -> None:
+    plan(tmp_path, a={"seconds": 0.2}, b={"seconds": 0.2}, c={"seconds": 0.2})
+    chance, over, killed = random.Random(5), threading.Event(), []
+
+    def kill() -> None:
+        while not over.wait(chance.uniform(0.3, 1.5)) and len(killed) < 12:
+            running = [int(each[-1][0]) for each in starts(tmp_path).values() if alive(int(each[-1][0]))]
+            if running:
+                killed.append(chance.choice(running))
+                os.kill(killed[-1], chance.choice([signal.SIGKILL, signal.SIGTERM]))
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    status, _ = run(study(3), tmp_path, 4)
+    over.set()
+    killer.join()
+    assert status.exit_code == 0
+    assert len(killed) >= 5
+    found = [trial.state for trial in Sweep.attach(tmp_path).study.trials]
+    assert found == [TrialState.COMPLETE] * 12, "one trial a cell, each finished once"
+    for path in tmp_path.glob("cells/*/steps.txt"):
+        assert set(path.read_text().split()) == {"1", "2", "3", "4", "5", "6"}
 
 
 def test_a_worker_that_cannot_start_ends_the_run_with_its_reason(tmp_path: Path) -> None:

@@ -210,7 +210,9 @@ def test_a_server_that_stops_and_starts_loses_nothing(server: Server, tmp_path: 
     one.store.patience_s = 60.0
     back = threading.Timer(1.0, server.start)
     back.start()
+    late = Sweep.attach(tmp_path, server.url(), patience_s=60.0)
     one.finish(held, {"eval/test/accuracy": 0.25})
     back.join()
+    assert late.snapshot().count("complete") == 1
     assert one.snapshot().count("complete") == 1
     assert one.claim(new_owner()) is not None
