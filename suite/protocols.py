@@ -92,7 +92,7 @@ class Task(Protocol):
     """Completion budget, tokens."""
 
     def draw(self, seed: int, batch: int, count: int) -> list[Prompt]:
-        """The training prompts of a rollout batch: equal for equal (seed, batch), distinct within a pass over the data."""
+        """The training prompts of a rollout batch: equal for equal (seed, batch), distinct within a pass."""
         ...
 
     def held_out(self, split: Split, count: int) -> list[Prompt]:
@@ -153,6 +153,8 @@ class Objective(Protocol):
 
     needs_reference: bool
     needs_entropy: bool
+    needs_learner_logprobs: bool
+    """Whether the loss reads `learner_logprobs_BT`, beyond the first update of a batch."""
 
     def select(self, groups: Sequence[Group], key: tuple[int | str, ...]) -> Selected:
         """Which rollouts are trained on, with keyed randomness."""

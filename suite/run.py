@@ -54,10 +54,10 @@ def run(
     rollout batches; when it says so, a checkpoint is written and Interrupted raised. Raises ValueError for a
     configuration that cannot run and for a folder that holds another one; NonFiniteLoss as it says.
     """
-    from suite.checkpoint import write_json
+    from suite.checkpoint import restore, write_json
     from suite.provenance import provenance
     from suite.tracking import Tracker
-    from suite.train import restore, train
+    from suite.train import train
     from suite.validate import validate
 
     validate(config)

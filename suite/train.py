@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedModel
 
 from suite import checkpoint, optim, tasks
-from suite.batch import Batch, collate, masked_mean
+from suite.batch import Batch, collate, kl_metrics
 from suite.checkpoint import Checkpoint
 from suite.config import RunConfig, fingerprint
 from suite.evaluate import Evaluation, evaluate, probe
@@ -71,17 +71,6 @@ class Parts:
     rollouts: collect.Collect
     counters: Counters = field(default_factory=Counters)
     first_batch: int = 0
-
-
-def restore(folder: Path, identity: str) -> Checkpoint | None:
-    """The newest whole checkpoint of a run, or None. Raises ValueError if it is of another configuration."""
-    found = checkpoint.latest(folder)
-    if found and found.state["fingerprint"] != identity:
-        raise ValueError(
-            f"the checkpoint in {folder} is of configuration {found.state['fingerprint']}, this run is {identity}; "
-            "move it away or run in another folder"
-        )
-    return found
 
 
 def assemble(config: RunConfig, start: Checkpoint | None = None) -> Parts:
@@ -148,12 +137,10 @@ def prepare(config: RunConfig, parts: Parts, groups: list[Group], step: int) -> 
         return None, metrics
     place = {id(rollout): index for index, group in enumerate(groups) for rollout in group}
     batch = collate(selected, parts.policy.pad_id, [place[id(rollout)] for rollout in selected.rollouts])
-    learner = batch.learner_logprobs_BT = _logprobs(config, parts.policy.model, batch)
-    if config.rollout.source != "external":
-        metrics["kl/sampler"] = masked_mean(batch.sampler_logprobs_BT - learner, batch.mask_BT)
+    if parts.objective.needs_learner_logprobs:
+        batch.learner_logprobs_BT = _logprobs(config, parts.policy.model, batch)
     if parts.reference is not None:
         batch.ref_logprobs_BT = _logprobs(config, parts.reference, batch)
-        metrics["kl/ref"] = masked_mean(learner - batch.ref_logprobs_BT, batch.mask_BT)
     metrics.update(parts.objective.prepare(batch))
     return batch, metrics
 
@@ -182,7 +169,7 @@ def minibatches(config: RunConfig, batch: Batch, step: int) -> Iterator[Batch]:
             yield replace(mini, learner_logprobs_BT=None) if epoch == part == 0 else mini
 
 
-def update(config: RunConfig, parts: Parts, mini: Batch, step: int) -> dict[str, float]:
+def update(config: RunConfig, parts: Parts, mini: Batch, step: int, *, first: bool) -> dict[str, float]:
     """One optimizer step on a minibatch; returns its metrics. Without a trained sequence the weights stay as they are.
 
     Denominators are counted over the whole minibatch before the first forward pass. Raises NonFiniteLoss.
@@ -198,6 +185,9 @@ def update(config: RunConfig, parts: Parts, mini: Batch, step: int) -> dict[str,
         )
         out = objective.loss(micro, logprobs_BT, entropy_BT, denominators)
         out.loss.backward()
+        if first:
+            for name, share in kl_metrics(micro, logprobs_BT.detach(), int(mini.mask_BT.sum())).items():
+                sums[name] = sums.get(name, 0.0) + share
         total += float(out.loss.detach())
         for name, value in out.sums.items():
             sums[name] = sums.get(name, 0.0) + value
@@ -273,7 +263,7 @@ def train(
         for offset, mini in enumerate(minibatches(config, batch, step) if batch else [None] * updates):
             began = time.perf_counter() if offset else clock[2]
             try:
-                row.update(update(config, parts, mini, step + offset) if mini else {})
+                row.update(update(config, parts, mini, step + offset, first=not offset) if mini else {})
             except NonFiniteLoss as error:
                 collect.store(groups, folder / "failure" / "rollouts.parquet")
                 checkpoint.save_failure(folder / "failure", step + offset + 1, vars(mini), str(error))

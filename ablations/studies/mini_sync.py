@@ -7,7 +7,10 @@ from suite.study import SEED_MODEL, Arm, Claim, Study
 STUDY = Study(
     name="mini_sync",
     question="How often must the generator be synchronised with the learner, and does GRPO do better than DPO?",
-    base=apply(RunConfig(), {"objective.beta": 0.1, "optim.lr": 3e-5}),
+    base=apply(
+        RunConfig(),
+        {"objective.beta": 0.5, "optim.lr": 3e-5, "train.steps": 120, "eval.every": 20, "eval.num_samples": 1},
+    ),
     arms=(
         Arm("online", {}, "online DPO, s=1"),
         Arm("semi_online", {"rollout.sync_period": 10}, "semi-online DPO, s=10"),

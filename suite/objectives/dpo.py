@@ -34,6 +34,7 @@ class DPO:
     """
 
     needs_reference = True
+    needs_learner_logprobs = False
 
     def __init__(self, config: RunConfig, completion_budget: int) -> None:
         objective = config.objective

@@ -60,6 +60,9 @@ class PolicyGradient:
         self._entropy = entropy_term(objective)
         self.needs_entropy = self._entropy is not None
         self.needs_reference = self._kl_in != "none"
+        self.needs_learner_logprobs = self._reference == "learner" and (
+            not self._ratio_is_one or self._kl_in == "reward"
+        )
         if self._kl_in != "none":
             self._kl, self._kl_coef = resolve_kl_estimator(objective), objective.kl_coef
 

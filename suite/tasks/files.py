@@ -115,6 +115,11 @@ class DataTask:
         prompts = to_prompts(rows, config.task, config.task.source, pairs=pairs)
         unique = sorted({prompt.uid: prompt for prompt in prompts}.values(), key=lambda prompt: prompt.uid)
         test, validation = config.eval.test_problems, config.eval.validation_problems
+        if not (test and validation):
+            raise ValueError(
+                f"eval.test_problems is {test} and eval.validation_problems {validation}; for task {name!r} both must "
+                "be at least 1, since they say how many problems are held out from training"
+            )
         # sorted by hash: the first are the test problems, the next the validation problems, the rest trains
         if len(unique) <= test + validation:
             raise ValueError(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from suite import train as core
+from suite.checkpoint import restore
 from suite.config import RunConfig, apply, fingerprint
 
 
@@ -49,5 +50,5 @@ def small(**options: Any) -> RunConfig:
 def trained(config: RunConfig, folder: Path, **how: Any) -> tuple[core.Outcome, MemoryTracker]:
     """Train from the folder's newest checkpoint, if any, with a tracker in memory."""
     tracker = MemoryTracker()
-    start = core.restore(folder / "checkpoints", fingerprint(config))
+    start = restore(folder / "checkpoints", fingerprint(config))
     return core.train(config, folder, tracker, start, **how), tracker  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from fakes import POLICY_GRADIENT, small, trained
 from safetensors.torch import load_file
 
 from suite import train as core
-from suite.checkpoint import tensors_hash
+from suite.checkpoint import restore, tensors_hash
 from suite.config import RunConfig, apply, fingerprint
 from suite.policy import Policy
 from suite.rewards import SHAPINGS
@@ -104,7 +104,7 @@ def test_a_run_stopped_and_resumed_is_the_uninterrupted_run(options: dict[str, o
 def test_resume_keeps_the_reference_and_refuses_another_configuration(tmp_path: Path) -> None:
     config = small(train__steps=4)
     trained(config, tmp_path)
-    start = core.restore(tmp_path / "checkpoints", fingerprint(config))
+    start = restore(tmp_path / "checkpoints", fingerprint(config))
     assert start is not None
     parts = core.assemble(config, start)
     assert parts.reference is not None
@@ -112,7 +112,7 @@ def test_resume_keeps_the_reference_and_refuses_another_configuration(tmp_path: 
     assert tensors_hash(parts.reference.state_dict()) == tensors_hash(seed_weights)
     assert tensors_hash(parts.policy.model.state_dict()) != tensors_hash(seed_weights)
     with pytest.raises(ValueError, match="is of configuration"):
-        core.restore(tmp_path / "checkpoints", fingerprint(small(train__steps=5)))
+        restore(tmp_path / "checkpoints", fingerprint(small(train__steps=5)))
 
 
 def test_the_reference_follows_the_generator_only_when_asked(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_micro_batches_change_no_result_beyond_rounding(options: dict[str, objec
     for size in (0, 2, 6):
         config = small(**options, train__steps=3, optim__micro_batch_size=size)
         trained(config, tmp_path / str(size))
-        found = core.restore(tmp_path / str(size) / "checkpoints", fingerprint(config))
+        found = restore(tmp_path / str(size) / "checkpoints", fingerprint(config))
         assert found is not None
         ends.append(found.tensors["policy"])
     seed_weights = Policy.load(RunConfig().model).model.state_dict()
