@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from suite import train as core
 from suite.checkpoint import restore, tensors_hash
 from suite.config import RunConfig, apply, fingerprint
+from suite.metrics import METRICS, describe, describe_table
 from suite.policy import Policy
 from suite.rewards import SHAPINGS
 from suite.run import Interrupted, NonFiniteLoss
@@ -234,3 +235,16 @@ def test_twenty_steps_learn(options: dict[str, object], tmp_path: Path) -> None:
     _, tracker = trained(config, tmp_path)
     accuracy = [tracker.rows[step]["eval/validation/accuracy"] for step in (0, 20)]
     assert accuracy[1] - accuracy[0] > 0.05, accuracy  # 500 problems: the paired standard error is about 0.02
+
+
+def test_every_metric_of_the_documentation_is_logged_and_no_other(tmp_path: Path) -> None:
+    every = {**POLICY_GRADIENT, "objective__entropy_coef": 0.01}
+    configs = [small(train__steps=1), small(**every, train__steps=1)]
+    names: set[str] = set()
+    for index, config in enumerate(configs):
+        _, tracker = trained(config, tmp_path / str(index))
+        names |= {name for row in tracker.rows.values() for name in row}
+        assert {name for _, name in tracker.tables} == {"eval/test/problems"}
+        columns = tracker.tables[1, "eval/test/problems"][0]
+        assert columns == [column for column, _ in describe_table("eval/test/problems").columns]
+    assert {describe(name).name for name in names} == set(METRICS)
