@@ -36,7 +36,7 @@ class CellStatus:
     worker: str = ""
     """The worker that has it or had it last."""
     tokens_per_second: float = 0.0
-    """Tokens generated for training per second of that time."""
+    """Tokens generated for training per second since its first step; loading and starting are not counted."""
 
     @property
     def share(self) -> float:

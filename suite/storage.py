@@ -11,6 +11,7 @@ SQLite's transactions and the kernel's file lock have neither trouble, and the O
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import threading
 import time
@@ -33,11 +34,15 @@ T = TypeVar("T")
 VARIABLE = "SUITE_STORAGE"
 """Environment variable that carries a storage's URL, password and all, to workers: arguments can be read by anyone."""
 
-LOCK_TIMEOUT_S = 120.0
-"""Longest wait for the lock. It is held for milliseconds, so a longer wait means a suspended process."""
+LOCK_TIMEOUT_S = 60.0
+"""Longest wait for the lock, and for SQLite's own. Both are held for milliseconds; longer means a suspended process."""
 
 _KINDS = "sqlite:///FILE, postgresql+psycopg://USER@HOST/NAME, mysql+pymysql://USER@HOST/NAME or journal:FILE"
-_CONNECT = {"sqlite": {"timeout": 60}, "postgresql": {"connect_timeout": 10}, "mysql": {"connect_timeout": 10}}
+_CONNECT = {
+    "sqlite": {"timeout": LOCK_TIMEOUT_S},
+    "postgresql": {"connect_timeout": 10},
+    "mysql": {"connect_timeout": 10},
+}
 _OUTAGES = (exc.OperationalError, exc.InterfaceError, exc.InternalError, StorageInternalError)
 
 
@@ -174,6 +179,18 @@ class Store:
             finally:
                 self._held -= 1
 
+    def holder(self) -> int | None:
+        """The process of this machine that holds the lock of a storage in a file now; None if that cannot be told."""
+        if self._file_lock is None:
+            return None
+        try:
+            file = str(os.stat(self._file_lock.lock_file).st_ino)
+            rows = [row.split() for row in Path("/proc/locks").read_text().splitlines()]
+        except OSError:
+            return None
+        found = [int(row[4]) for row in rows if row[1] == "FLOCK" and row[5].rpartition(":")[2] == file]
+        return found[0] if found else None
+
     @contextmanager
     def _server_lock(self) -> Iterator[None]:
         assert isinstance(self.optuna, RDBStorage)
@@ -181,7 +198,9 @@ class Store:
         key = hashlib.sha256(b"rl-ablation-suite claims").hexdigest()
         with engine.connect() as connection:
             if engine.name == "postgresql":
-                connection.execute(sqlalchemy.text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S:.0f}s'"))
+                # The second: a holder that was suspended must not keep everybody else waiting.
+                for limit in ("lock_timeout", "idle_in_transaction_session_timeout"):
+                    connection.execute(sqlalchemy.text(f"SET LOCAL {limit} = '{LOCK_TIMEOUT_S:.0f}s'"))
                 # Bound to the transaction: rolling back, or losing the connection, sets it free.
                 connection.execute(sqlalchemy.text("SELECT pg_advisory_xact_lock(:key)"), {"key": int(key[:15], 16)})
                 yield
@@ -202,13 +221,13 @@ class Store:
         `StorageDown` when the time is over or when another process held the lock for too long.
         """
         try:
-            return self._again(action, *_OUTAGES)
+            return self._again(action, *_OUTAGES, filelock.Timeout)
         except _OUTAGES as error:
             raise StorageDown(f"storage {masked(self.url)} does not answer") from error
         except filelock.Timeout as error:
             raise StorageDown(
-                f"another process has held the lock of storage {masked(self.url)} for {LOCK_TIMEOUT_S:.0f} s; "
-                "is one of its users suspended?"
+                f"storage {masked(self.url)} has been locked for {LOCK_TIMEOUT_S:.0f} s by "
+                f"{f'process {holder}' if (holder := self.holder()) else 'another process'}; is it suspended?"
             ) from error
 
     def _again(self, action: Callable[[], T], *errors: type[Exception]) -> T:

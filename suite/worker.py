@@ -83,7 +83,7 @@ class Keeper:
     def __init__(self, sweep: Sweep, lease: Lease, stop: Stop, hang_s: float = HANG_S) -> None:
         self._sweep, self._lease, self._stop, self._hang_s = sweep, lease, stop, hang_s
         self._progress = Progress(lease.reached, 0, {})
-        self._first: tuple[int, float] | None = None
+        self._first: tuple[int, float, float] | None = None
         self._noted: float | None = None
         self._started = self._moved = self._renewed = time.monotonic()
         self._lost: LeaseLost | None = None
@@ -109,7 +109,7 @@ class Keeper:
     def on_progress(self, progress: Progress) -> None:
         """Called by the run after each step."""
         if self._first is None:
-            self._first = (progress.step, progress.metrics.get("cost/generated_tokens", 0.0))
+            self._first = (progress.step, progress.metrics.get("cost/generated_tokens", 0.0), time.monotonic())
         # Metrics that are measured now and then, such as an evaluation's, stay until they are measured again.
         self._progress = Progress(progress.step, progress.steps, {**self._progress.metrics, **progress.metrics})
         self._moved = time.monotonic()
@@ -129,14 +129,14 @@ class Keeper:
     def shown(self) -> dict[str, Any]:
         """The progress as it is stored."""
         now, tokens = self._progress, self._progress.metrics.get("cost/generated_tokens", 0.0)
-        started_at, tokens_before = self._first or (0, 0.0)
+        started_at, tokens_before, since = self._first or (0, 0.0, self._started)
         return {
             "step": now.step,
             "steps": now.steps,
             "metrics": {name: value for name, value in now.metrics.items() if value == value},
             "seconds": round(self.seconds, 2),
             "started_at": max(0, started_at - 1),
-            "tokens_per_second": round((tokens - tokens_before) / max(self.seconds, 1e-6), 1),
+            "tokens_per_second": round((tokens - tokens_before) / max(time.monotonic() - since, 1e-6), 1),
         }
 
     def _keep(self) -> None:

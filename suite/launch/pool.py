@@ -44,6 +44,10 @@ class Pool:
     def __contains__(self, name: str) -> bool:
         return name in self._running
 
+    def name_of(self, process: int | None) -> str | None:
+        """The worker that runs as a process; None if none does."""
+        return next((name for name, each in self._running.items() if each.pid == process), None)
+
     def log(self, name: str) -> Path:
         """Where a worker's output goes while it has no cell."""
         return self._folder / "workers" / f"{name}.log"
@@ -131,12 +135,20 @@ class Supervisor:
                     self._look()
                     self._down = False
                 except StorageDown as error:
-                    if not self._down:
-                        self._display.say(f"{error}; waiting for it")
-                    self._down = True
+                    self._unlock(error)
             if self._deadline is not None and time.monotonic() > self._deadline:
                 self._pool.kill()
             time.sleep(0.1)
+
+    def _unlock(self, error: StorageDown) -> None:
+        """Says that the storage does not answer; kills the own worker that keeps it locked, if there is one."""
+        if not self._down:
+            self._display.say(f"{error}; waiting for it")
+        self._down = True
+        stuck = self._pool.name_of(self._sweep.store.holder())
+        if stuck is not None:
+            self._display.say(f"worker {stuck}: keeps the storage locked, killed")
+            self._pool.kill(stuck)
 
     def _answer(self) -> None:
         if len(self._heard) == self._answered:

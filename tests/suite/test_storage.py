@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 from fake_runner import one_code
 from sqlalchemy.exc import OperationalError
 
+from suite import storage
 from suite.config import RunConfig
 from suite.lease import LeaseLost, new_owner
 from suite.storage import StorageDown, Store, default_url, masked
@@ -86,6 +88,34 @@ def test_the_lock_excludes_other_stores_and_threads_and_may_be_entered_again(tmp
         order.append("first")
     thread.join(10)
     assert order == ["first", "second"]
+
+
+HOLDER = """
+import os, signal, sys
+from suite.storage import Store
+with Store(sys.argv[1]).lock():
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="the kernel does not tell who holds a lock")
+def test_a_suspended_process_that_holds_the_lock_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "LOCK_TIMEOUT_S", 1.0)
+    store = Store(default_url(tmp_path))
+    assert store.holder() is None
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, store.url], cwd=Path(__file__).resolve().parents[2])
+    os.waitid(os.P_PID, holder.pid, os.WSTOPPED)
+
+    def action() -> None:
+        with store.lock():
+            raise AssertionError
+
+    with pytest.raises(StorageDown, match=f"locked for 1 s by process {holder.pid}; is it suspended"):
+        store.call(action)
+    holder.kill()
+    holder.wait()
+    with store.lock():
+        assert store.holder() == os.getpid()
 
 
 def test_a_storage_that_does_not_answer_is_asked_again_for_as_long_as_one_is_willing(tmp_path: Path) -> None:
@@ -197,6 +227,31 @@ def test_postgresql_keeps_a_study_whose_password_is_written_nowhere(server: Serv
         done += 1
     assert done == 4
     assert one.snapshot().exit_code == 0
+
+
+def test_a_suspended_holder_keeps_nobody_waiting_on_postgresql(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "LOCK_TIMEOUT_S", 1.0)
+    slow, quick, order = Store(server.url()), Store(server.url()), []
+
+    def hold() -> None:
+        with pytest.raises(OperationalError), slow.lock():  # noqa: PT012
+            order.append("slow has it")
+            time.sleep(3.0)
+            order.append("slow goes on")
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    while not order:
+        time.sleep(0.01)
+    quick.patience_s = 10.0
+
+    def action() -> None:
+        with quick.lock():
+            order.append("quick")
+
+    quick.call(action)
+    thread.join(10)
+    assert order == ["slow has it", "quick", "slow goes on"]
 
 
 def test_a_server_that_stops_and_starts_loses_nothing(server: Server, tmp_path: Path) -> None:
