@@ -219,7 +219,7 @@ def record(book: Book, folder: Path) -> dict[str, Any]:
         "seeds": list(search.seeds),
         "min_importance": MIN_IMPORTANCE,
         "prune_p": PRUNE_P,
-        "steps": book.study.base.train.steps,
+        "steps": book.study.config(book.study.control.name).train.steps,
         "done": all(arm["winner"] is not None for arm in arms),
         "arms": arms,
     }

@@ -61,7 +61,8 @@ def run(
     study, files = resolve(name, axes)
     folder = folder or RUNS / study.name
     if study.search is not None:
-        study = winners(study, tuned or folder)
+        tuned = tuned or folder
+        study = winners(study, tuned)
     elif tuned is not None:
         raise ValueError(f"--tuned names a search's folder, and study {study.name!r} declares no search")
     plan.check_arms(study)

@@ -27,6 +27,7 @@ def tune(
     study, files = resolve(name)
     if study.search is None:
         raise ValueError(f"study {study.name!r} declares no search; `suite run {name}` runs it")
+    words = ["suite", "tune", name, *(["--folder", str(folder)] if folder else [])]
     folder = folder or RUNS / study.name
     if dry_run:
         _show(study, folder)
@@ -39,7 +40,7 @@ def tune(
         workers,
         files,
         storage=storage,
-        command=shlex.join(["suite", "tune", name]),
+        command=shlex.join(words),
         rerun_stale=rerun_stale,
         allow_mixed=allow_mixed,
     )
