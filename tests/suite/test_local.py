@@ -254,6 +254,7 @@ def test_a_worker_that_cannot_start_ends_the_run_with_its_reason(tmp_path: Path)
     assert ": the axis names no control\n" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["stop_at", "stop_locked_at"])
 def test_a_worker_that_stands_still_is_replaced(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "Watch", partial(Watch, ttl_s=8.0))
