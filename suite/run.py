@@ -82,5 +82,7 @@ def run(
         resume_step=start.step if start else 0,
     ) as tracker:  # fmt: skip
         outcome = train(config, folder, tracker, start, on_progress=on_progress, stop=stop)
+    if stop is not None:
+        stop()  # whoever has lost the run must not finish it: stop() raises then
     write_json(result, {"step": outcome.step, "weights": outcome.weights, "metrics": outcome.metrics, **code})
     return outcome.metrics

@@ -251,8 +251,8 @@ def examine(study: Study) -> None:
                 plain = [json.dumps(identity(effective(config)[0]), sort_keys=True) for config in tried]
                 acts = acts or len(set(plain)) > 1
             if not acts:
-                why = effective(corners[0])[1].get(option, "its values give the same run")
-                raise ValueError(f"{where}: {option} changes nothing, {why}")
+                why = [reasons[option] for corner in corners if option in (reasons := effective(corner)[1])]
+                raise ValueError(f"{where}: {option} changes nothing, {(why or ['its values give the same run'])[0]}")
 
 
 def tuned(study: Study, params: Mapping[str, Mapping[str, Any]]) -> Study:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -135,8 +136,8 @@ class Book:
         states = {"complete": TrialState.COMPLETE, "diverged": TrialState.COMPLETE}
         state = states.get(trial.state) or {"pruned": TrialState.PRUNED, "failed": TrialState.FAIL}[trial.state]
         assert (trial.score is not None) == (state == TrialState.COMPLETE)
-        attrs = {
-            "outcome": trial.state,
+        result = {
+            "state": trial.state,
             "scores": {str(seed): score for seed, score in trial.scores.items()},
             "diverged": list(trial.diverged),
             "tokens": trial.tokens,
@@ -150,8 +151,7 @@ class Book:
                 if frozen.state.is_finished():
                     return
                 storage, key = self.store.optuna, frozen._trial_id
-                for name, value in attrs.items():
-                    storage.set_trial_user_attr(key, name, value)
+                storage.set_trial_user_attr(key, "result", result)
                 # The running mean over seeds: what the dashboard shows, and how a sampler ranks a pruned trial.
                 for place in range(len(trial.scores)):
                     storage.set_trial_intermediate_value(key, place, fmean(list(trial.scores.values())[: place + 1]))
@@ -223,7 +223,9 @@ def prune(rival: Outcomes, trial: Outcomes) -> bool:
     best = flat(rival, seeds)
     mirror = _mirror([create_trial(value=fmean(best.values()), intermediate_values=best)] if best else [])
     candidate = create_trial(state=TrialState.RUNNING, intermediate_values=flat(trial, list(trial)))
-    return WilcoxonPruner(p_threshold=PRUNE_P).prune(mirror, candidate)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return WilcoxonPruner(p_threshold=PRUNE_P).prune(mirror, candidate)
 
 
 def _overrides(study: Study, arm: str, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -272,7 +274,8 @@ def _running(
 
 
 def _trial(arm: str, trial: FrozenTrial) -> Trial:
-    attrs = trial.user_attrs
+    attrs, ended = trial.user_attrs, trial.state.is_finished()
+    result = attrs["result"] if ended else {}
     score = trial.value if trial.state == TrialState.COMPLETE else None
     assert score is None or math.isfinite(score)
     return Trial(
@@ -280,13 +283,13 @@ def _trial(arm: str, trial: FrozenTrial) -> Trial:
         trial.number,
         dict(trial.params),
         attrs["cell"],
-        attrs["outcome"] if trial.state.is_finished() else "running",
+        result.get("state", "running"),
         score,
-        {int(seed): value for seed, value in attrs.get("scores", {}).items()},
-        tuple(attrs.get("diverged", ())),
-        attrs.get("tokens", 0.0),
-        attrs.get("seconds", 0.0),
-        attrs.get("reason", ""),
+        {int(seed): value for seed, value in result.get("scores", {}).items()},
+        tuple(result.get("diverged", ())),
+        result.get("tokens", 0.0),
+        result.get("seconds", 0.0),
+        result.get("reason", ""),
     )
 
 

@@ -20,7 +20,7 @@ STUDY = Study(
             "dpo": {"optim.lr": LogFloat(1e-5, 3e-4), "objective.beta": LogFloat(0.05, 2.0)},
             "grpo": {"optim.lr": LogFloat(1e-5, 3e-4), "objective.kl_coef": LogFloat(1e-4, 1e-1)},
         },
-        trials=8,
+        trials=6,
         seeds=(0, 1),
         batch=2,
         startup=4,

@@ -210,3 +210,19 @@ def test_a_record_that_is_none_is_named(tmp_path: Path) -> None:
 def test_best_of_equally_good_settings(count: int, value: float) -> None:
     """Expected maxima of standard normal samples: 1/sqrt(pi) for two, and the tables of Teichroew (1956)."""
     assert best_of(count) == pytest.approx(value, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("command", "target"),
+    [
+        ("suite tune mini_tune", "mini_tune --tuned runs/mini_sync"),
+        ("suite tune my/own.py --folder a/b", "my/own.py --tuned a/b"),
+        ("suite run mini_tune --tuned runs/x", "mini_tune --tuned runs/x"),
+        ("suite run mini_sync --axis kl", "mini_sync --axis kl"),
+    ],
+)
+def test_a_cell_is_run_again_with_the_winners_of_the_search(tmp_path: Path, command: str, target: str) -> None:
+    study = Synthetic()
+    declared = declaration(study.write(tmp_path, command=command), study.data())
+    wanted = f"suite run {target} --arm online --seeds 3 --folder runs/mini_sync-again"
+    assert declared.reproduce("online", 3) == wanted

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,17 @@ from typing import Any
 import optuna
 import pytest
 from fake_runner import one_code
-from fake_tune_runner import score
+from fake_tune_runner import score, write_answers
 from optuna.trial import TrialState
 from rich.console import Console
 
 from suite import cli
 from suite.config import RunConfig, apply
 from suite.search import FILE, Float, Int, LogFloat, OneOf, Search, examine, search_folder, tuned, winners
+from suite.status import CellStatus, StudyStatus
 from suite.storage import Store, default_url
 from suite.study import Arm, Study
-from suite.tune import Tuned, outcome, outcomes, tune_study
+from suite.tune import Run, Tuned, outcome, outcomes, run_batch, tune_study
 from suite.tuning import Book, Trial, prune
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -277,8 +278,6 @@ def test_failed_and_diverged_trials_are_counted_as_what_they_are(tmp_path: Path)
 
 
 def test_a_seed_that_diverged_counts_0_in_its_trials_mean_and_such_a_trial_cannot_win() -> None:
-    from suite.status import CellStatus
-
     def cell(seed: int, status: str, value: float | None, error: str | None = None) -> CellStatus:
         metrics = {} if value is None else {"eval/validation/accuracy": value, "cost/generated_tokens": 70.0 + seed}
         return CellStatus("a-t03", seed, "", "", status, "", error, metrics=metrics, seconds=2.0 * seed)  # type: ignore[arg-type]
@@ -306,38 +305,83 @@ def test_an_arm_without_a_scored_trial_has_no_winner_and_nothing_is_compared(tmp
         winners(study(2), folder)
 
 
+def in_process(opened: Book, place: Path, runs: list[tuple[str, int]]) -> Run:
+    """What `run_study` would do with the fake runner, without processes; appends what it runs to `runs`."""
+
+    def run(seeds: Sequence[int], arms: Sequence[str]) -> StudyStatus:
+        cells = []
+        for cell in opened.cells().cells():
+            if cell.arm in arms and cell.seed in seeds:
+                if (cell.arm, cell.seed) not in runs:
+                    runs.append((cell.arm, cell.seed))
+                    write_answers(cell.config, place / "cells" / cell.name)
+                metrics = {"eval/validation/accuracy": score(cell.config), "cost/generated_tokens": 600.0}
+                cells.append(
+                    CellStatus(cell.arm, cell.seed, cell.name, "", "complete", "", metrics=metrics, seconds=3.0)
+                )
+        return StudyStatus("mini-tune", {}, tuple(cells))
+
+    return run
+
+
 def test_a_trial_that_is_clearly_worse_gets_no_further_seed(tmp_path: Path) -> None:
     """The best earlier trial is the rival; what was pruned has no score, and its tokens are those it used."""
-    folder, one = tmp_path / "mini", study(6, (101, 102, 103), pruner="wilcoxon")
-    tune(one, folder)
-    opened = book(one, folder)
-    pruned = [t for t in opened.trials() if t.state == "pruned"]
-    assert pruned, "nothing was pruned, and the fake's scores lie far apart"
+    one, place = study(8, (101, 102, 103), pruner="wilcoxon"), search_folder(tmp_path / "mini")
+    place.mkdir()
+    opened, runs = book(one, tmp_path / "mini"), list[tuple[str, int]]()
+    while batch := opened.propose():
+        assert run_batch(opened, batch, place, in_process(opened, place, runs)) is None
+    pruned = [trial for trial in opened.trials() if trial.state == "pruned"]
+    assert 0 < len(pruned) < 12
     for trial in opened.trials():
         rival = opened.rival(trial)
         if trial.number < 2:
             assert (rival, trial.state) == (None, "complete")
             continue
         assert rival is not None
-        config, best = (apply(one.config(t.arm), t.params) for t in (trial, rival))
-        worse = score(config) < score(best) - 0.1
-        if worse:
-            assert trial.state == "pruned"
+        ours, theirs = (score(apply(one.config(t.arm), {**t.params, "seed": 101})) for t in (trial, rival))
+        if ours < theirs - 0.15:
+            assert (trial.state, list(trial.scores)) == ("pruned", [101])
         if trial.state == "pruned":
-            assert score(config) < score(best)
+            assert ours < theirs
             assert trial.score is None
-            assert list(trial.scores) == [101, 102, 103][: len(trial.scores)]
-            assert len(trial.scores) < 3
-            assert trial.tokens == 600 * len(trial.scores)
-            assert f"worse than trial {rival.number}" in trial.reason
-    cells = starts(search_folder(folder))
-    assert len(cells) == sum(len(t.scores) for t in opened.trials())
-    frozen = optuna.load_study(study_name="mini-tune/k", storage=opened.store.optuna).trials
-    assert [t.value for t in frozen if t.state == TrialState.PRUNED] == [None] * sum(t.arm == "k" for t in pruned)
-    begun = starts(search_folder(folder))
-    again, _ = tune(one, folder)
-    assert again.exit_code == 0
-    assert starts(search_folder(folder)) == begun
+            assert list(trial.scores) == [101, 102, 103][: len(trial.scores)] != [101, 102, 103]
+            assert (trial.tokens, trial.seconds) == (600 * len(trial.scores), 3 * len(trial.scores))
+            assert f"worse than trial {rival.number} on the validation problems" in trial.reason
+        else:
+            assert len(trial.scores) == 3
+    assert len(runs) == sum(len(trial.scores) for trial in opened.trials())
+    for arm in ("online", "k"):
+        frozen = optuna.load_study(study_name=f"mini-tune/{arm}", storage=opened.store.optuna).trials
+        assert all(t.value is None for t in frozen if t.state == TrialState.PRUNED), "not its last value"
+        best = opened.best(arm)
+        assert best is not None
+        assert best.state == "complete"
+
+
+def test_a_batch_that_was_left_goes_on_and_prunes_the_same(tmp_path: Path) -> None:
+    one = study(6, (101, 102), pruner="wilcoxon")
+    found = []
+    for name, leave in (("a", ()), ("b", (2, 5, 6))):
+        place = search_folder(tmp_path / name)
+        place.mkdir()
+        opened, runs, calls = book(one, tmp_path / name), list[tuple[str, int]](), 0
+        while batch := opened.propose():
+            run = in_process(opened, place, runs)
+
+            def stopped(
+                seeds: Sequence[int], arms: Sequence[str], run: Run = run, leave: Sequence[int] = leave
+            ) -> StudyStatus:
+                nonlocal calls
+                calls += 1
+                status = run(seeds, arms)
+                return replace(status, interrupted=True) if calls in leave else status
+
+            left = run_batch(opened, batch, place, stopped)
+            assert (left is not None) == (calls in leave)
+        found.append((opened.trials(), runs))
+    assert found[0] == found[1]
+    assert any(trial.state == "pruned" for trial in found[0][0])
 
 
 def test_pruning_agrees_with_a_signed_rank_test_by_hand() -> None:
@@ -464,7 +508,7 @@ def test_ranges_that_are_none(make: Any, words: str) -> None:
 
 def test_values_are_rounded_within_their_range() -> None:
     assert LogFloat(1e-5, 1e-3).rounded(1.23456e-4) == 1.235e-4
-    assert Float(0.123456, 0.2).rounded(0.1234561) == 0.123456
+    assert Float(0.12342, 0.2).rounded(0.123421) == 0.12342
     assert Int(1, 5).rounded(3) == 3
 
 
