@@ -8,15 +8,19 @@ found in `suite.validate`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from suite.registry import unknown
+
+FROM_ARM = "arm:"
+"""Begins a `model.path` that names another arm."""
 
 SyncPeriod = int | Literal["inf"]
 
@@ -29,7 +33,12 @@ def _execution(default: Any) -> Any:
 @dataclass(frozen=True)
 class ModelConfig:
     path: str = "seed:addition"
-    """The seed model: a hub id, a folder, or `seed:NAME`, the embedded tiny model of a task, trained once and cached."""
+    """The seed model: a hub id, a folder, `seed:NAME`, an embedded tiny model, trained once and cached, or `arm:NAME`,
+    the final model of another arm of the study under the same seed."""
+    parent: str = ""
+    """For `arm:NAME`, filled in by the study: the fingerprint of the run that it stands for."""
+    folder: str = _execution("")
+    """For `arm:NAME`, filled in by the sweep: where that run's final model lies."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the weights in memory."""
     trust_remote_code: bool = False
@@ -289,7 +298,7 @@ class EvalConfig:
     test_problems: int = 2000
     """Held-out problems of the table, evaluated before step 1 and after the last; 0 = all there are."""
     num_samples: int = 4
-    """k of avg@k: sampled completions per problem."""
+    """k of avg@k: sampled completions per problem; 0 = greedy only."""
     temperature: float = 1.0
     """Temperature of the sampled evaluation."""
     top_p: float = 1.0
@@ -310,6 +319,8 @@ class TrainConfig:
     """Optimizer steps between checkpoints (written at the end of a rollout batch); 0 = only the last."""
     keep_checkpoints: int = _execution(2)
     """Checkpoints kept."""
+    export_model: bool = _execution(False)
+    """Write the final model as a plain Hugging Face folder, `model` in the run's folder. On where an arm needs it."""
 
 
 @dataclass(frozen=True)
@@ -348,15 +359,17 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def _leaf_fields(cls: type, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
-    hints = typing.get_type_hints(cls)
+@functools.cache
+def _leaf_fields(cls: Any, prefix: str = "") -> tuple[tuple[str, dataclasses.Field[Any], Any], ...]:
+    hints, out = typing.get_type_hints(cls), list[tuple[str, dataclasses.Field[Any], Any]]()
     for item in dataclasses.fields(cls):
         kind, name = hints[item.name], f"{prefix}{item.name}"
         if dataclasses.is_dataclass(kind):
             assert isinstance(kind, type)
-            yield from _leaf_fields(kind, f"{name}.")
+            out += _leaf_fields(kind, f"{name}.")
         else:
-            yield name, item, kind
+            out.append((name, item, kind))
+    return tuple(out)
 
 
 def _matches(value: Any, kind: Any) -> bool:
@@ -382,7 +395,7 @@ def _kind_words(kind: Any) -> str:
 def check_types(config: RunConfig) -> None:
     """Raises ValueError, naming option, value and what would be right, if an option has the wrong type."""
     values = flatten(config)
-    for name, _, kind in _leaf_fields(type(config)):
+    for name, _, kind in _leaf_fields(type(config)):  # type: ignore[arg-type]  # a class is hashable
         if not _matches(values[name], kind):
             raise ValueError(f"{name} is {values[name]!r} and must be {_kind_words(kind)}")
 
@@ -424,7 +437,7 @@ def identity(config: RunConfig) -> dict[str, Any]:
     """
     values, defaults = flatten(config), flatten(type(config)())
     out = {}
-    for name, item, kind in _leaf_fields(type(config)):
+    for name, item, kind in _leaf_fields(type(config)):  # type: ignore[arg-type]  # a class is hashable
         value = float(values[name]) if kind is float else values[name]
         if item.metadata.get("identity", True) and name != "seed" and value != defaults[name]:
             out[name] = value

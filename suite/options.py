@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from suite.config import RunConfig, flatten
+from suite.config import FROM_ARM, RunConfig, flatten
 from suite.registry import Registry
 
 
@@ -156,6 +156,7 @@ def reads(config: RunConfig) -> frozenset[str]:
     }
     loop -= {"rollout.reference_sync"} | ({"rollout.fixed_batches"} if config.rollout.source != "fixed" else set())
     loop -= set() if config.rollout.dynamic_sampling else {"rollout.max_gen_batches"}
+    loop -= set() if config.model.path.startswith(FROM_ARM) else {"model.parent", "model.folder"}
     loop |= {"task.name", "reward.shaping"}
     shaping, objective = table["reward.shaping"].entry(config.reward.shaping), objective_reads(config)
     # where prompts never repeat, or nothing is referred to, there is nothing to keep

@@ -50,7 +50,7 @@ class Policy:
 
         Raises ValueError if the model cannot be found or has no end-of-sequence token.
         """
-        path = resolve_path(config.path)
+        path = resolve_path(config.folder or config.path)
         transformers.utils.logging.disable_progress_bar()
         common = {"trust_remote_code": config.trust_remote_code}
         try:

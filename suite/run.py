@@ -11,6 +11,9 @@ from typing import Any
 
 from suite.config import RunConfig, fingerprint, to_json
 
+MODEL = "model"
+"""The folder, in a run's folder, of its final model."""
+
 
 class Interrupted(Exception):
     """A stop was asked for; a checkpoint is written."""
@@ -54,8 +57,8 @@ def run(
     rollout batches; when it says so, a checkpoint is written and Interrupted raised. Raises ValueError for a
     configuration that cannot run and for a folder that holds another one; NonFiniteLoss as it says.
     """
-    from suite.checkpoint import write_json
-    from suite.parts import restore
+    from suite.checkpoint import restore, write_json
+    from suite.export import export
     from suite.provenance import provenance
     from suite.tracking import Tracker
     from suite.train import train
@@ -74,6 +77,8 @@ def run(
         return dict(json.loads(result.read_text(encoding="utf-8"))["metrics"])
     folder.mkdir(parents=True, exist_ok=True)
     write_json(described, record)
+    if config.model.folder:
+        export(Path(config.model.folder))
 
     start = restore(folder / "checkpoints", identity)
     run_id = start.state["run_id"] if start else uuid.uuid4().hex[:12]
@@ -83,5 +88,9 @@ def run(
         resume_step=start.step if start else 0,
     ) as tracker:  # fmt: skip
         outcome = train(config, folder, tracker, start, on_progress=on_progress, stop=stop)
+    if stop is not None:
+        stop()  # whoever has lost the run must not finish it: stop() raises then
+    if config.train.export_model:
+        export(folder / MODEL)
     write_json(result, {"step": outcome.step, "weights": outcome.weights, "metrics": outcome.metrics, **code})
     return outcome.metrics

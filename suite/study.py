@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from suite.config import RunConfig, apply, differences, fingerprint
+from suite.config import FROM_ARM, RunConfig, apply, differences, fingerprint
 from suite.registry import unknown
+from suite.search import Search
 
 SEED_MODEL = "seed model"
 """Stands in a claim for the model before training: each run's own evaluation at step 0."""
@@ -70,6 +71,8 @@ class Cell:
     seed: int
     config: RunConfig
     fingerprint: str
+    starts_from: str = ""
+    """Fingerprint of the cell whose final model it starts from; empty if it starts from none."""
 
     @property
     def name(self) -> str:
@@ -88,6 +91,8 @@ class Study:
     claims: tuple[Claim, ...] = ()
     metric: str = "eval/test/accuracy"
     """The metric of the table, taken at the last step."""
+    search: Search | None = None
+    """How each arm's options are searched before the arms are compared: see `suite tune`."""
 
     @property
     def control(self) -> Arm:
@@ -101,9 +106,28 @@ class Study:
         raise unknown("arm", name, [arm.name for arm in self.arms], f"study {self.name!r}")
 
     def config(self, arm: str, seed: int | None = None) -> RunConfig:
-        """The resolved configuration of an arm (under a seed)."""
+        """The resolved configuration of an arm (under a seed).
+
+        That of an arm which starts from another one holds the other's fingerprint, and so changes with it. Raises
+        ValueError if it starts, through others or not, from itself.
+        """
         overrides = dict(self.arm(arm).overrides)
-        return apply(self.base, overrides if seed is None else {**overrides, "seed": seed})
+        config = apply(self.base, overrides if seed is None else {**overrides, "seed": seed})
+        for parent in self.lineage(arm)[:1]:
+            config = apply(config, {"model.parent": fingerprint(self.config(parent, seed))})
+        return config
+
+    def lineage(self, arm: str) -> list[str]:
+        """The arms that an arm starts from, the nearest first; ValueError for an unknown one and for a circle."""
+        chain = [arm]
+        while (path := apply(self.base, dict(self.arm(chain[-1]).overrides)).model.path).startswith(FROM_ARM):
+            parent = path.removeprefix(FROM_ARM)
+            if parent in chain:
+                circle = " from ".join(map(repr, [*chain[chain.index(parent) :], parent]))
+                raise ValueError(f"study {self.name!r}: arm {circle}: no arm can start from itself")
+            self.arm(parent)
+            chain.append(parent)
+        return chain[1:]
 
     def cells(self) -> list[Cell]:
         """Every arm under every seed, seed by seed, so that an interrupted study holds whole comparisons.
@@ -111,16 +135,20 @@ class Study:
         Raises ValueError if the study cannot be what it says: see `check`.
         """
         self.check()
+        needed = {parent for arm in self.arms for parent in self.lineage(arm.name)[:1]}
         out = []
         for seed in self.seeds:
             for arm in self.arms:
                 config = self.config(arm.name, seed)
-                out.append(Cell(arm.name, seed, config, fingerprint(config)))
+                if arm.name in needed:
+                    config = apply(config, {"train.export_model": True})
+                out.append(Cell(arm.name, seed, config, fingerprint(config), config.model.parent))
         return out
 
     def differs(self, arm: str) -> dict[str, tuple[Any, Any]]:
         """What an arm changes against the control: option -> (control's value, arm's value)."""
-        return differences(self.config(arm), self.config(self.control.name))
+        found = differences(self.config(arm), self.config(self.control.name))
+        return {name: pair for name, pair in found.items() if name != "model.parent"}
 
     def check(self) -> None:
         """Raises ValueError for repeated names or seeds, arms of one configuration, or claims on unknown arms."""
@@ -148,3 +176,7 @@ class Study:
             for side in (claim.arm, claim.than):
                 if side != SEED_MODEL:
                     self.arm(side)
+        if self.search is not None and any(self.lineage(arm.name) for arm in self.arms):
+            raise ValueError(f"study {self.name!r}: a search tunes every arm alone, so none can start from another one")
+        if self.search is not None:
+            self.search.check(self)

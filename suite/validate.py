@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from suite.config import RunConfig, apply, check_types, differences, flatten, identity
+from suite.config import FROM_ARM, RunConfig, apply, check_types, differences, flatten, identity
 from suite.options import RANGES, choices, reads, who_reads
 from suite.registry import unknown
 from suite.seed_model import recipe
@@ -144,7 +144,10 @@ def _check_task(config: RunConfig) -> Iterator[str]:
         yield f"task.template is {config.task.template!r} and must contain {{problem}}"
     path = config.model.path
     if not path:
-        yield "model.path is empty; it must be a hub id, a folder or seed:NAME"
+        yield "model.path is empty; it must be a hub id, a folder, seed:NAME or arm:NAME"
+    elif path.startswith(FROM_ARM):
+        if not config.model.parent:
+            yield f"model.path is {path!r}, the final model of another arm: only an arm of a study can start from it"
     elif path.startswith("seed:"):
         recipe(path.removeprefix("seed:"))
     elif Path(path).is_dir() or path.startswith(("/", ".", "~")):

@@ -59,6 +59,7 @@ class DPO(Objective):
         self._entropy = entropy_term(objective)
         self._entropy_over = objective.entropy_over if self._entropy else "all"
         self.needs_entropy = self._entropy is not None
+        self.needs_learner_logprobs = self._grpo is not None and self._grpo.needs_learner_logprobs
         self.controllers: dict[str, Controller] = dict(self._grpo.controllers) if self._grpo else {}
         if self._entropy:
             self.controllers["entropy"] = self._entropy.controller

@@ -73,6 +73,9 @@ class PolicyGradient(Objective):
             "entropy": self._entropy.controller if self._entropy else None,
         }
         self.controllers: dict[str, Controller] = {name: part for name, part in adapted.items() if part is not None}
+        self.needs_learner_logprobs = self._reference == "learner" and (
+            not self._ratio_is_one or self._kl_in == "reward"
+        )
         if self._kl_in != "none":
             self._kl, self._kl_coef = resolve_kl_estimator(objective), objective.kl_coef
 

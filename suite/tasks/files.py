@@ -136,6 +136,11 @@ def _column_task(name: str, rows: Iterable[Row], config: RunConfig, tokenizer: P
     prompts = to_prompts(rows, config.task, config.task.source, pairs=config.rollout.source == "external")
     remedy = "lower eval.test_problems or eval.validation_problems"
     test, validation = config.eval.test_problems, config.eval.validation_problems
+    if not (test and validation):
+        raise ValueError(
+            f"eval.test_problems is {test} and eval.validation_problems {validation}; for task {name!r} both must "
+            "be at least 1, since they say how many problems are held out from training"
+        )
     return DataTask(name, split_by_hash(prompts, test, validation, config.task.source, remedy), config, tokenizer)
 
 

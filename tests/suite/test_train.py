@@ -12,9 +12,10 @@ import torch
 from fakes import POLICY_GRADIENT, small, trained
 from safetensors.torch import load_file
 
-from suite.checkpoint import tensors_hash
+from suite.checkpoint import restore, tensors_hash
 from suite.config import RunConfig, apply, fingerprint
-from suite.parts import assemble, restore
+from suite.metrics import METRICS, describe, describe_table
+from suite.parts import assemble
 from suite.policy import Policy
 from suite.rewards import SHAPINGS
 from suite.rollout.in_process import InProcessSampler
@@ -204,7 +205,7 @@ def nan_at_third_batch(groups: list, reward: object) -> None:
     """Breaks the reward of the third batch."""
     nan_at_third_batch.calls = getattr(nan_at_third_batch, "calls", 0) + 1  # type: ignore[attr-defined]
     if nan_at_third_batch.calls == 3:  # type: ignore[attr-defined]
-        groups[0][0].reward = math.nan
+        groups[0][0].reward = math.inf  # NaN would be an abstention
 
 
 def test_a_nan_loss_stops_the_run_with_its_step_and_keeps_the_batch(tmp_path: Path) -> None:
@@ -242,3 +243,16 @@ def test_twenty_steps_learn(options: dict[str, object], tmp_path: Path) -> None:
     _, tracker = trained(config, tmp_path)
     accuracy = [tracker.rows[step]["eval/validation/accuracy"] for step in (0, 20)]
     assert accuracy[1] - accuracy[0] > 0.05, accuracy  # 500 problems: the paired standard error is about 0.02
+
+
+def test_every_metric_of_the_documentation_is_logged_and_no_other(tmp_path: Path) -> None:
+    every = {**POLICY_GRADIENT, "objective__entropy_coef": 0.01}
+    configs = [small(train__steps=1), small(**every, train__steps=1)]
+    names: set[str] = set()
+    for index, config in enumerate(configs):
+        _, tracker = trained(config, tmp_path / str(index))
+        names |= {name for row in tracker.rows.values() for name in row}
+        assert {name for _, name in tracker.tables} == {"eval/test/problems"}
+        columns = tracker.tables[1, "eval/test/problems"][0]
+        assert columns == [column for column, _ in describe_table("eval/test/problems").columns]
+    assert {describe(name).name for name in names} == set(METRICS)
