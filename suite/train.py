@@ -78,8 +78,8 @@ def prepare(config: RunConfig, parts: Parts, groups: list[Group], step: int) -> 
     learner = batch.learner_logprobs_BT = _logprobs(config, parts.policy.model, batch)
     if config.rollout.source != "external":
         metrics["kl/sampler"] = masked_mean(batch.sampler_logprobs_BT - learner, batch.mask_BT)
-    if parts.reference is not None:
-        batch.ref_logprobs_BT = _logprobs(config, parts.reference, batch)
+    if (reference := parts.reference) is not None:
+        batch.ref_logprobs_BT = parts.reference_memory(batch, lambda rows: _logprobs(config, reference, rows))
         metrics["kl/ref"] = masked_mean(learner - batch.ref_logprobs_BT, batch.mask_BT)
     if parts.critic:
         parts.critic.evaluate(batch)

@@ -178,7 +178,7 @@ def test_an_unread_option_names_its_reader(overrides, reader):
         (JUDGED | {"judge.url": "localhost:8000"}, "must begin with http:// or https://"),
         (JUDGED | {"judge.template": "{prompt}: {first}?"}, "judge.template lacks {second}; it must contain {prompt}"),
         (GIVEN | {"objective.grpo_coef": 0.01}, "take objective.grpo_coef = 0"),
-        ({"eval.reward_model": "rm", "eval.num_samples": 1}, "eval.reward_model picks one of them"),
+        ({"eval.reward_model": "rm", "eval.num_samples": 1}, "eval.reward_model picks one"),
         (GIVEN | {"objective.name": "sft", "objective.sft_rows": "best"}, "picks among sampled answers"),
         (OFFLINE | {"rollout.source": "external", "task.name": "file", "task.source": "a.jsonl"}, "chosen_column"),
         ({"rollout.num_generations": 1}, "a pair is two rollouts"),
