@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-import transformers
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from suite import optim
 from suite.batch import Batch, masked_mean
@@ -18,7 +17,8 @@ from suite.objectives import objective_reads
 from suite.objectives.aggregation import keep
 from suite.objectives.gae import value_targets
 from suite.objectives.value_loss import value_loss
-from suite.policy import Policy, resolve_path
+from suite.policy import Policy
+from suite.reward_model import ScalarReward
 from suite.run import NonFiniteLoss
 
 
@@ -47,33 +47,26 @@ class ValueModel(torch.nn.Module):
     def from_reward_model(cls, config: RunConfig, policy: Policy) -> ValueModel:
         """A reward model's backbone and head: the value at a completion's last token is the reward model's score.
 
-        Any sequence classifier with one label and a linear head will do. Raises ValueError, naming `critic.init`, if
-        it cannot be loaded, is none, or numbers the policy's tokens otherwise.
+        Raises ValueError, naming `critic.init`, if it is no reward model (see `suite.reward_model`), has no head that
+        reads every token, or numbers the policy's tokens otherwise.
         """
-        name, common = config.critic.init, {"trust_remote_code": config.model.trust_remote_code}
-        path = resolve_path(name, "critic.init")
-        transformers.utils.logging.disable_progress_bar()
+        name = config.critic.init
         try:
-            model, found = AutoModelForSequenceClassification.from_pretrained(
-                path, dtype=getattr(torch, config.model.dtype), use_safetensors=True, output_loading_info=True, **common
+            reward = ScalarReward.load(name, dtype=config.model.dtype, trust_remote_code=config.model.trust_remote_code)
+        except ValueError as error:
+            raise ValueError(f"critic.init: {error}") from error
+        head, words = getattr(reward.model, "score", None), reward.tokenizer.get_vocab()
+        if not isinstance(head, torch.nn.Linear):
+            raise ValueError(
+                f"critic.init: {name!r} has no linear head that reads every token; take another or 'policy'"
             )
-            words = AutoTokenizer.from_pretrained(path, **common).get_vocab()
-        except OSError as error:
-            raise ValueError(f"critic.init: cannot load {name!r}: {str(error).splitlines()[0]}") from error
-        head = getattr(model, "score", None) or getattr(model, "classifier", None)
-        if not isinstance(head, torch.nn.Linear) or head.out_features != 1:
-            labels = model.config.num_labels
-            raise ValueError(f"critic.init: {name!r} has {labels} labels; a reward model has one, with a linear head")
-        if found["missing_keys"]:
-            lost = ", ".join(sorted(found["missing_keys"]))
-            raise ValueError(f"critic.init: {name!r} is no trained reward model: its weights lack {lost}")
         other = [word for word, index in policy.tokenizer.get_vocab().items() if words.get(word) != index]
         if other:
             raise ValueError(
                 f"critic.init: {name!r} numbers {len(other)} of the policy's tokens otherwise ({other[0]!r} among "
                 "them); the reward model and model.path must have one tokenizer"
             )
-        return cls(model.base_model, head)
+        return cls(reward.model.base_model, head)
 
 
 class Critic:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -80,7 +81,9 @@ def evaluate(
     sampling = Sampling(config.eval.temperature, config.eval.top_p, 0, budget)
     sampled = _complete(sampler, task, prompts, k, sampling, (config.seed, step, f"eval {split}"))
     repeated = [prompt for prompt in prompts for _ in range(k)]
-    marks = [v.reward for v in task.grade(repeated, [decode(tokenizer, c.token_ids) for c in sampled])]
+    tries = [decode(tokenizer, c.token_ids) for c in sampled]
+    tried = task.grade(repeated, tries)
+    marks = [verdict.reward for verdict in tried]
     rows: list[dict[str, Any]] = []
     for i, (prompt, completion, text, verdict) in enumerate(zip(prompts, greedy, texts, verdicts, strict=True)):
         rows.append(
@@ -96,6 +99,7 @@ def evaluate(
         f"{place}/truncated_frac": sum(row["truncated"] for row in rows) / n,
         f"{place}/mean_tokens": sum(row["tokens"] for row in rows) / n,
         **_means(place, verdicts, marks, k),
+        **_best_of(config.eval.reward_model, place, repeated, tries, tried, k),
     }
     tokens = sum(len(c.token_ids) for c in (*greedy, *sampled))
     return Evaluation(metrics, {f"{place}/problems": rows}, tokens)
@@ -119,6 +123,36 @@ def _means(place: str, verdicts: Sequence[Verdict], marks: Sequence[float], k: i
     for measure in sorted({name for verdict in verdicts for name in verdict.measures}):
         out[f"{place}/{measure}"] = mean([v.measures[measure] for v in verdicts if measure in v.measures])
     return out
+
+
+def _best_of(
+    reward_model: str,
+    place: str,
+    prompts: Sequence[Prompt],
+    texts: Sequence[str],
+    verdicts: Sequence[Verdict],
+    k: int,
+) -> dict[str, float]:
+    """What choosing one of k samples a problem gives, averaged over the problems whose chosen sample has a reward.
+
+    `best_of@k`: the reward of the sample that the reward model scores highest, the first of equals; for a verified
+    task the share of problems with the selected sample right. `pass@k`, for a verified task: the share with any
+    sample right, which bounds it. Without a reward model a scored task's own reward chooses.
+    """
+    if k < 2:
+        return {}
+    marks, verified = [verdict.reward for verdict in verdicts], all(verdict.score is None for verdict in verdicts)
+    problems = [range(start, start + k) for start in range(0, len(marks), k)]
+    highest = mean([max(rewards) for tries in problems if (rewards := scored(marks[i] for i in tries))])
+    out = {f"{place}/pass@{k}": highest} if verified else {}
+    if reward_model:
+        from suite.tasks.scored import load
+
+        scores = load(reward_model).score([prompt.text for prompt in prompts], texts)
+        out[f"{place}/best_of@{k}"] = mean(scored(marks[max(tries, key=scores.__getitem__)] for tries in problems))
+    elif not verified:
+        out[f"{place}/best_of@{k}"] = highest
+    return {name: value for name, value in out.items() if not math.isnan(value)}
 
 
 def probe(config: RunConfig, sampler: Sampler, task: Task, policy: Policy, *, step: int) -> Evaluation:

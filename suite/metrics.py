@@ -386,6 +386,19 @@ _METRICS = (
     Metric("eval/<benchmark>/accuracy", "greedy completions graded right", "share", _PROBLEMS),
     Metric("eval/<benchmark>/avg@k", "samples graded right, k samples a problem", "share", _SAMPLES),
     Metric(
+        "eval/<benchmark>/pass@k",
+        "1 if any of k samples is right, for verified tasks",
+        "share",
+        "mean over the benchmark's problems",
+    ),
+    Metric(
+        "eval/<benchmark>/best_of@k",
+        "the reward of that of k samples which `eval.reward_model` scores highest (for a verified task, 1 if the "
+        "selected one is right); without one, the highest reward, for scored tasks",
+        "share, or reward",
+        "mean over the benchmark's problems",
+    ),
+    Metric(
         "eval/<benchmark>/truncated_frac",
         "completions stopped by the completion budget",
         "share",

@@ -16,6 +16,7 @@ from suite.critic import Critic
 from suite.objectives import build as build_objective
 from suite.policy import Policy
 from suite.protocols import Objective, Task
+from suite.reference import Memory
 from suite.rollout import collect
 from suite.rollout.in_process import InProcessSampler
 
@@ -44,6 +45,7 @@ class Parts:
     optimizer: torch.optim.Optimizer
     rollouts: collect.Collect
     critic: Critic | None = None
+    reference_memory: Memory = field(default_factory=lambda: Memory(keep=False))
     counters: Counters = field(default_factory=Counters)
     first_batch: int = 0
 
@@ -70,6 +72,7 @@ def assemble(config: RunConfig, start: Checkpoint | None = None) -> Parts:
         optimizer,
         source(config, task, generator, policy),
         critic.build(config, policy),
+        Memory(keep=config.rollout.precompute_ref_log_probs),
     )
     if start:
         policy.model.load_state_dict(start.tensors["policy"])

@@ -77,8 +77,8 @@ def prepare(config: RunConfig, parts: Parts, groups: list[Group], step: int) -> 
         return None, metrics
     if parts.objective.needs_learner_logprobs:
         batch.learner_logprobs_BT = _logprobs(config, parts.policy.model, batch)
-    if parts.reference is not None:
-        batch.ref_logprobs_BT = _logprobs(config, parts.reference, batch)
+    if (reference := parts.reference) is not None:
+        batch.ref_logprobs_BT = parts.reference_memory(batch, lambda rows: _logprobs(config, reference, rows))
     if parts.critic:
         parts.critic.evaluate(batch)
     metrics.update(parts.objective.prepare(batch))

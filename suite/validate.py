@@ -130,6 +130,8 @@ def _check_judge(config: RunConfig) -> Iterator[str]:
             yield f"{option} is empty; judge.name = {config.judge.name!r} needs it"
     if "judge.url" in read and not config.judge.url.startswith(("http://", "https://")):
         yield f"judge.url is {config.judge.url!r} and must begin with http:// or https://"
+    if config.eval.reward_model and config.eval.num_samples < 2:
+        yield f"eval.num_samples is {config.eval.num_samples} and must be at least 2: eval.reward_model picks one"
     missing = [name for name in FIELDS if name not in config.judge.template]
     if "judge.template" in read and config.judge.template and missing:
         yield f"judge.template lacks {' and '.join(missing)}; it must contain {', '.join(FIELDS)}"

@@ -8,6 +8,7 @@ token: a value of 0, whether the completion ended by itself or at its budget. Sc
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 
@@ -24,7 +25,6 @@ def gae(
     Reward units, (B, T) in and out, one lambda per row. lambda 0 gives delta_t, lambda 1 the discounted return minus
     V_t. What masked positions hold (NaN, infinite) reaches nothing.
     """
-    rewards_BT, values_BT = keep(rewards_BT, mask_BT), keep(values_BT, mask_BT)
     advantages_BT = torch.zeros_like(values_BT)
     ahead_B = torch.zeros_like(values_BT[:, 0])
     next_value_B = torch.zeros_like(ahead_B)
@@ -42,7 +42,7 @@ def value_targets(
 ) -> torch.Tensor:
     """V_t + A_t, what the critic is regressed on, (B, T); with lambda 1 the Monte-Carlo return, whatever the values."""
     lambda_B = torch.full((len(mask_BT),), gae_lambda, dtype=torch.float64, device=mask_BT.device)
-    values_BT = keep(values_BT, mask_BT).double()
+    values_BT = values_BT.double()
     return keep(values_BT + gae(rewards_BT.double(), values_BT, mask_BT, gamma, lambda_B), mask_BT)
 
 
@@ -57,10 +57,11 @@ def length_adaptive_lambda(mask_BT: torch.Tensor, alpha: float) -> torch.Tensor:
     long_B = lengths_B > 1
     if bool((alpha * lengths_B[long_B] < 1).any()):
         shortest = int(lengths_B[long_B].min())
+        enough = math.ceil(1e4 / shortest) / 1e4  # rounded up, so that it would do as printed
         raise ValueError(
             f"objective.length_adaptive_alpha is {alpha:g}, but the shortest completion to need it has {shortest} "
             f"trained tokens, and 1 - 1 / ({alpha:g} x {shortest}) = {1 - 1 / (alpha * shortest):.3g} is no lambda; "
-            f"take at least 1 / {shortest} = {1 / shortest:.3g} for it, or 1 for completions of any length"
+            f"take at least {enough:g} for it, or 1 for completions of any length"
         )
     return torch.where(long_B, 1 - 1 / (alpha * lengths_B).clamp(min=1.0), 0.0)
 

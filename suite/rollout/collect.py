@@ -124,10 +124,12 @@ def from_fixed_set(config: RunConfig, task: Task, sampler: Sampler, policy: Poli
 
 @SOURCES.register("external")
 def from_given_pairs(config: RunConfig, task: Task, sampler: Sampler, policy: Policy) -> Collect:
-    """Groups of two: the given chosen completion (reward 1) and the rejected one (reward 0). Nothing is sampled."""
+    """Groups of two: the given chosen completion (reward 1) and the rejected one (reward 0). Nothing is sampled.
 
-    def given(prompt: Prompt, text: str | None, right: bool) -> Rollout:
-        assert text is not None
+    Where only chosen answers are given, a group is that answer alone. Raises ValueError for a task that gives none.
+    """
+
+    def given(prompt: Prompt, text: str, right: bool) -> Rollout:
         ids = encode_completion(policy.tokenizer, text)
         completion = Completion(ids, (float("nan"),) * len(ids), "stop", GIVEN)
         verdict = Verdict("right" if right else "wrong", None, None)
@@ -135,7 +137,12 @@ def from_given_pairs(config: RunConfig, task: Task, sampler: Sampler, policy: Po
 
     def collect(batch: int) -> Collected:
         prompts = task.draw(config.seed, batch, config.rollout.num_prompts)
-        groups: list[Group] = [[given(p, p.chosen, True), given(p, p.rejected, False)] for p in prompts]
+        if any(prompt.chosen is None for prompt in prompts):
+            raise ValueError(f"task {task.name!r} gives no answers of its own; rollout.source must not be 'external'")
+        sides = [[(p.chosen, True), (p.rejected, False)] for p in prompts]
+        groups: list[Group] = [
+            [given(p, text, right) for text, right in both if text is not None] for p, both in zip(prompts, sides)
+        ]
         return Collected(groups, 0, len(groups))
 
     return collect

@@ -109,7 +109,7 @@ def to_prompts(rows: Iterable[Row], config: TaskConfig, source: str, *, pairs: b
         text = str(_text(row, config.problem_column, where))
         gold = gold_text(_text(row, config.answer_column, where))
         chosen = str(_text(row, config.chosen_column, where)) if pairs else None
-        rejected = str(_text(row, config.rejected_column, where)) if pairs else None
+        rejected = str(_text(row, config.rejected_column, where)) if pairs and config.rejected_column else None
         prompts.append(Prompt(uid_of(text), config.template.replace("{problem}", text), gold, chosen, rejected))
     return prompts
 

@@ -131,6 +131,16 @@ def test_no_family_reads_everything():
         (PG | {"objective.trust_region": "none", "objective.epsilon_low": 0.1}, "objective.trust_region = clip"),
         (PG | {"objective.scale_rewards": "none", "objective.advantage_eps": 1e-4}, "objective.scale_rewards = group"),
         (PG | {"objective.entropy_coef": 0.1, "objective.entropy_over": "chosen"}, "objective.name = dpo"),
+        (PG | {"objective.scale_rewards": "none", "objective.advantage_ddof": 0}, "objective.advantage = reinforce_pp"),
+        (PG | {"objective.advantage": "rloo", "objective.scale_rewards": "none"}, "objective.advantage = group"),
+        (PG | {"objective.advantage": "rloo", "objective.gamma": 0.9}, "objective.advantage = remax"),
+        (
+            PG | {"objective.advantage": "reinforce_pp", "objective.whiten_advantages": True},
+            "objective.advantage = rloo",
+        ),
+        (PG | {"objective.baseline_decay": 0.9}, "objective.advantage = reinforce"),
+        (PG | {"objective.kl_penalty_coef": 2.0}, "objective.trust_region = kl_penalty"),
+        (PG | {"objective.entropy_coef_max": 1.0}, "objective.entropy_target above 0"),
         (PG | {"rollout.reference_sync": "with_generator"}, "objective.kl = loss"),
         ({"rollout.fixed_batches": 7}, "rollout.source = fixed"),
         ({"rollout.precompute_ref_log_probs": True}, "rollout.source = fixed or rollout.source = external"),
@@ -168,11 +178,18 @@ def test_an_unread_option_names_its_reader(overrides, reader):
         (JUDGED | {"judge.url": "localhost:8000"}, "must begin with http:// or https://"),
         (JUDGED | {"judge.template": "{prompt}: {first}?"}, "judge.template lacks {second}; it must contain {prompt}"),
         (GIVEN | {"objective.grpo_coef": 0.01}, "take objective.grpo_coef = 0"),
+        ({"eval.reward_model": "rm", "eval.num_samples": 1}, "eval.reward_model picks one"),
         (GIVEN | {"objective.name": "sft", "objective.sft_rows": "best"}, "picks among sampled answers"),
         (OFFLINE | {"rollout.source": "external", "task.name": "file", "task.source": "a.jsonl"}, "chosen_column"),
         ({"rollout.num_generations": 1}, "a pair is two rollouts"),
-        (PG | {"rollout.num_generations": 1}, "equals its group's mean"),
-        (PG | {"rollout.num_generations": 1, "objective.scale_rewards": "none"}, "equals its group's mean"),
+        *(
+            (PG | {"rollout.num_generations": 1, "objective.advantage": name}, "with others of its prompt")
+            for name in ("group", "rloo", "rloo_token", "reinforce_pp_baseline")
+        ),
+        (
+            PG | {"objective.entropy_target": 1.0, "objective.entropy_coef": 0.1},
+            "objective.entropy_coef is 0.1 and must be at most objective.entropy_coef_max, 0.005",
+        ),
         (PG | {"objective.kl": "loss", "objective.kl_estimator": "k1"}, "take k2, k3 or k3+"),
         ({"task.name": "file"}, "task.source is empty"),
         ({"task.name": "hub"}, "task.source is empty"),
@@ -205,6 +222,12 @@ def test_clashes_are_refused(overrides, words):
         OFFLINE | {"rollout.reference_sync": "with_generator"},
         {"objective.entropy_coef": 0.1, "objective.entropy_over": "chosen", "objective.entropy_mean": "sequence"},
         PG | {"optim.micro_batch_size": 1},
+        *(
+            PG | {"rollout.num_generations": 1, "objective.advantage": name}
+            for name in ("reinforce", "remax", "reinforce_pp")
+        ),
+        PG | {"objective.entropy_target": 1.0, "objective.entropy_coef": 0.005, "objective.entropy_mean": "sequence"},
+        PG | {"objective.trust_region": "kl_penalty", "objective.kl_penalty_target": 0.01},
     ],
 )
 def test_neighbours_of_clashes_are_accepted(overrides):
@@ -230,6 +253,10 @@ FIXED = OFFLINE | {"rollout.source": "fixed"}
         (PG, {"objective.epsilon_high": 0.28}, "the only update"),
         (PG, {"objective.epsilon_low": 0.1, "objective.epsilon_high": 0.28}, "the only update"),
         (PG, {"objective.trust_region": "none"}, "the only update"),
+        (PG, {"objective.trust_region": "kl_penalty", "objective.kl_penalty_target": 0.01}, "the only update"),
+        (U4, {"objective.trust_region": "kl_penalty"}, None),
+        (PG, {"objective.entropy_target": 1.0}, None),
+        (PG, {"objective.advantage_ddof": 0}, None),
         (PG | {"rollout.sync_period": 10}, {"objective.epsilon_high": 0.28}, None),
         (
             PG | {"rollout.sync_period": 10, "objective.ratio_reference": "learner"},

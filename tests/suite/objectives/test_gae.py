@@ -99,7 +99,14 @@ def test_a_negative_lambda_is_refused_with_what_would_be_right() -> None:
     with pytest.raises(ValueError) as caught:
         length_adaptive_lambda(mask_BT, 0.05)
     text = str(caught.value)
-    for words in ("objective.length_adaptive_alpha is 0.05", "8 trained tokens", "= -1.5", "1 / 8 = 0.125", "or 1 for"):
+    assert bool((length_adaptive_lambda(mask_BT, 0.125) >= 0).all())
+    for words in (
+        "objective.length_adaptive_alpha is 0.05",
+        "8 trained tokens",
+        "= -1.5",
+        "at least 0.125",
+        "or 1 for",
+    ):
         assert words in text
 
 

@@ -55,6 +55,18 @@ def test_expected_gradient_is_that_of_the_divergence(name: str, divergence: str)
     assert (analytic("KL(pi, ref)") - analytic("KL(ref, pi)")).abs().max() > 0.05
 
 
+def test_k1_in_the_reward_expects_the_gradient_of_the_divergence() -> None:
+    # REINFORCE with the reward -k1, which carries no gradient of its own: E[-k1 grad log pi] = -grad KL(pi, ref)
+    logits = policy_logits()
+    logprobs = torch.log_softmax(logits, 0)
+    reward = -KL_ESTIMATORS["k1"](logprobs.detach(), REF_V.log())
+    got = torch.autograd.grad((logprobs.exp().detach() * reward * logprobs).sum(), logits, retain_graph=True)[0]
+    torch.testing.assert_close(got, -analytic("KL(pi, ref)"), rtol=1e-9, atol=1e-12)
+    biased = -KL_ESTIMATORS["k3"](logprobs.detach(), REF_V.log())
+    other = torch.autograd.grad((logprobs.exp().detach() * biased * torch.log_softmax(logits, 0)).sum(), logits)[0]
+    assert float((other + analytic("KL(pi, ref)")).abs().max()) > 0.01
+
+
 def test_k3_plus_has_the_value_of_k3() -> None:
     assert torch.equal(
         KL_ESTIMATORS["k3+"](tensor(LOGPROBS), tensor(REF)), KL_ESTIMATORS["k3"](tensor(LOGPROBS), tensor(REF))

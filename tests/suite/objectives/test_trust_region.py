@@ -66,6 +66,20 @@ def test_worked_by_hand_with_unequal_bounds() -> None:
     assert [int(x.sum()) for x in (got.clipped_low_BT, got.clipped_high_BT)] == [4, 4]
 
 
+def test_the_penalty_expects_the_gradient_of_the_kl_from_the_old_policy() -> None:
+    old = tensor([0.5, 0.3, 0.15, 0.05]).log()
+    logits = tensor([0.2, -0.4, 1.1, 0.3]).requires_grad_()
+    logprobs = torch.log_softmax(logits, 0)
+    zeros = torch.zeros(4, dtype=torch.float64)
+    tokens = PolicyTokens(logprobs, old, (logprobs - old).exp(), zeros, torch.ones(4, dtype=torch.bool), 1.0)
+    found = TRUST_REGIONS["kl_penalty"](tokens, OBJECTIVE)
+    got = torch.autograd.grad((old.exp() * found.loss_BT).sum(), logits, retain_graph=True)[0]
+    divergence = (old.exp() * (old - logprobs)).sum()
+    torch.testing.assert_close(got, torch.autograd.grad(divergence, logits)[0], rtol=1e-9, atol=1e-12)
+    assert found.kl_old_BT is not None
+    assert float((old.exp() * found.kl_old_BT).sum()) == pytest.approx(float(divergence.detach()), rel=1e-12)
+
+
 def test_at_a_ratio_of_1_all_trust_regions_agree() -> None:
     for name in TRUST_REGIONS:
         logprobs = torch.full((len(ADVANTAGES), len(RATIOS)), -1.0, dtype=torch.float64, requires_grad=True)
