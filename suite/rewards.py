@@ -60,7 +60,8 @@ def _spread(rewards: Sequence[float]) -> float:
 
 def constant(rewards: Sequence[float], tolerance: float = 1e-6) -> bool:
     """Whether scored rewards are all equal, or fewer than two, by the tolerance of the advantages: nothing to learn."""
-    return len(rewards) < 2 or max(rewards) - min(rewards) <= tolerance * max(1.0, *map(abs, rewards))
+    largest = max(1.0, *map(abs, rewards)) if rewards else 1.0
+    return len(rewards) < 2 or (math.isfinite(largest) and max(rewards) - min(rewards) <= tolerance * largest)
 
 
 def statistics(groups: Sequence[Group]) -> dict[str, float]:

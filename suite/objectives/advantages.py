@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -114,9 +115,9 @@ def estimator(
 
 
 def is_constant(values: torch.Tensor) -> bool:
-    """Whether max - min is within `SPREAD_TOLERANCE`; a single value is constant."""
-    spread = float(values.max() - values.min())
-    return spread <= SPREAD_TOLERANCE * max(1.0, float(values.abs().max()))
+    """Whether max - min is within `SPREAD_TOLERANCE`; a single value is constant, and nothing that holds an infinity."""
+    spread, largest = float(values.max() - values.min()), float(values.abs().max())
+    return math.isfinite(largest) and spread <= SPREAD_TOLERANCE * max(1.0, largest)
 
 
 def advantages(inputs: AdvantageInputs, objective: ObjectiveConfig) -> torch.Tensor:
