@@ -115,7 +115,7 @@ def estimator(
 
 
 def is_constant(values: torch.Tensor) -> bool:
-    """Whether max - min is within `SPREAD_TOLERANCE`; a single value is constant, and nothing that holds an infinity."""
+    """Whether max - min is within `SPREAD_TOLERANCE`: a single value is constant, what holds an infinity is not."""
     spread, largest = float(values.max() - values.min()), float(values.abs().max())
     return math.isfinite(largest) and spread <= SPREAD_TOLERANCE * max(1.0, largest)
 
