@@ -1,4 +1,4 @@
-"""Axes and studies by name, found in their folders, or by the path of a file anywhere."""
+"""Axes, presets and studies by name, found in their folders, or by the path of a file anywhere."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ from pathlib import Path
 from typing import TypeVar
 
 from ablations.axis import check_name
+from ablations.preset import Preset
 from suite.registry import import_file, unknown
 from suite.study import Axis, Study
 
 HERE = Path(__file__).resolve().parent
-AXES, STUDIES = HERE / "axes", HERE / "studies"
+AXES, PRESETS, STUDIES = HERE / "axes", HERE / "presets", HERE / "studies"
 
-T = TypeVar("T", Axis, Study)
+T = TypeVar("T", Axis, Preset, Study)
 
 
 def axes() -> dict[str, Path]:
     """The axes that come with the project: name -> file. The file's name is the axis' name."""
     return _files(AXES)
+
+
+def presets() -> dict[str, Path]:
+    """The presets that come with the project: name -> file."""
+    return _files(PRESETS)
 
 
 def studies() -> dict[str, Path]:
@@ -41,6 +47,13 @@ def load_axis(name: str) -> Axis:
     for arm in axis.arms:
         check_name(f"axis {axis.name!r}: arm", arm.name)
     return axis
+
+
+def load_preset(name: str) -> Preset:
+    """The `PRESET` that a file defines, by name or path; ValueError as `load_axis`."""
+    preset = _constant(_locate("preset", name, presets()), "PRESET", Preset)
+    check_name("preset", preset.name)
+    return preset
 
 
 def load_study(name: str) -> Study:

@@ -1,30 +1,12 @@
 """DPO or GRPO; each arm replaces the whole objective, so that no option of the other is left behind."""
 
-from suite.config import ObjectiveConfig
+from ablations.preset import objective
 from suite.study import Arm, Axis
 
-GRPO = ObjectiveConfig(
-    name="policy_gradient",
-    advantage="group",
-    scale_rewards="none",
-    trust_region="clip",
-    loss_agg_mode="seq-mean-token-sum",
-    kl="loss",
-    kl_coef=0.001,
-    kl_estimator="k3",
-)
+GRPO = objective("grpo_text")
 """GRPO as the paper's text has it (eq. 1): the group's mean subtracted, no std, token sums; KL as in Table 4."""
 
-GRPO_CODE = ObjectiveConfig(
-    name="policy_gradient",
-    advantage="group",
-    scale_rewards="group",
-    trust_region="clip",
-    loss_agg_mode="seq-mean-token-mean",
-    kl="loss",
-    kl_coef=0.001,
-    kl_estimator="k3",
-)
+GRPO_CODE = objective("grpo_code")
 """GRPO as the paper's code has it: divided by the std, mean over the tokens of each sequence."""
 
 AXIS = Axis(

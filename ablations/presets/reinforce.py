@@ -1,0 +1,18 @@
+"""REINFORCE with a moving mean of rewards as the baseline."""
+
+from ablations.preset import Preset, Value
+
+PRESET = Preset(
+    name="reinforce",
+    title="REINFORCE",
+    paper="Ahmadian et al. 2024, arXiv 2402.14740",
+    parent="rloo",
+    slots={
+        "objective.advantage": Value("reinforce", "eq. 5"),
+        "objective.baseline_decay": Value(1.0, "eq. 5: the mean of all rewards so far"),
+    },
+    published={
+        "rollout.num_prompts": Value(512, "appendix: a rollout batch of 512"),
+        "rollout.num_generations": Value(1, "section 2: one sample a prompt"),
+    },
+)

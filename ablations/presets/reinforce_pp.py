@@ -1,0 +1,24 @@
+"""REINFORCE whose per-token returns are whitened over the batch, under PPO's clip."""
+
+from ablations.preset import Preset, Value, ours
+
+PRESET = Preset(
+    name="reinforce_pp",
+    title="REINFORCE++",
+    paper="Hu et al. 2025, arXiv 2501.03262",
+    slots={
+        "objective.name": Value("policy_gradient", "eq. 7"),
+        "objective.advantage": Value("reinforce_pp", "eq. 7: r less the KL from the token on, whitened over the batch"),
+        "objective.gamma": Value(1.0, "eq. 7: undiscounted"),
+        "objective.trust_region": Value("clip", "section 3"),
+        "objective.epsilon_low": ours(0.2, "PPO's (1707.06347)"),
+        "objective.epsilon_high": ours(0.2, "PPO's (1707.06347)"),
+        "objective.loss_agg_mode": ours("token-mean", "as the whitening, which is over tokens"),
+        "objective.kl": Value("reward", "eq. 7"),
+        "objective.kl_estimator": Value("k1", "eq. 7"),
+        "objective.kl_coef": ours(0.01, "not in the text we read"),
+    },
+    published={
+        "rollout.num_generations": Value(1, "section 3: k = 1"),
+    },
+)

@@ -1,0 +1,18 @@
+"""REINFORCE++ with the group's mean subtracted first and the KL in the loss."""
+
+from ablations.preset import Preset, Value, ours
+
+PRESET = Preset(
+    name="reinforce_pp_baseline",
+    title="REINFORCE++-baseline",
+    paper="Hu et al. 2025, arXiv 2501.03262",
+    parent="reinforce_pp",
+    slots={
+        "objective.advantage": Value("reinforce_pp_baseline", "eq. 9: less the group's mean, then whitened"),
+        "objective.kl": Value("loss", "section 3: a separate KL loss"),
+        "objective.kl_estimator": Value("k2", "section 3"),
+    },
+    published={
+        "rollout.num_generations": ours(4, "section 3: k > 1; the k of its comparison with GRPO"),
+    },
+)

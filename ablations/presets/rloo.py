@@ -1,0 +1,28 @@
+"""REINFORCE with the mean reward of the other samples as the baseline."""
+
+from ablations.preset import Preset, Value, ours
+
+PRESET = Preset(
+    name="rloo",
+    title="RLOO",
+    paper="Ahmadian et al. 2024, arXiv 2402.14740",
+    slots={
+        "objective.name": Value("policy_gradient", "eq. 7"),
+        "objective.advantage": Value("rloo", "eq. 7"),
+        "objective.trust_region": Value("none", "section 2: clipping is active in less than 5 % of steps"),
+        "objective.loss_agg_mode": Value("seq-mean-token-sum", "eq. 7: a completion is one action"),
+        "objective.kl": Value("reward", "section 2: R = r - beta log(pi / ref)"),
+        "objective.kl_estimator": Value("k1", "section 2"),
+        "objective.kl_coef": Value(0.03, "appendix, TL;DR (0.10 for HH)"),
+    },
+    published={
+        "rollout.num_prompts": ours(128, "appendix: a rollout batch of 512, read as samples of k = 4"),
+        "rollout.num_generations": Value(4, "Table 1, k = 4 (2 beside it)"),
+        "objective.num_minibatches": Value(2, "appendix: 2 gradient steps per batch, of 256"),
+        "rollout.sync_period": Value(2, "fresh samples for every batch of 2 gradient steps"),
+        "rollout.max_completion_length": ours(512, "appendix: a context of 512"),
+        "optim.lr": Value(1e-6, "appendix"),
+        "optim.schedule": Value("constant", "appendix"),
+        "optim.warmup_steps": Value(18, "appendix: 3 % of 600 steps"),
+    },
+)
