@@ -166,7 +166,7 @@ def reward_recipe() -> RewardModelConfig:
     from suite.reward_config import RewardModelConfig
 
     return RewardModelConfig(
-        model=f"seed:{NAME}", task=NAME, task_pairs=1500, held_out=0.2, epochs=4, batch_prompts=32, lr=1e-3
+        model=f"seed:{NAME}", task=NAME, task_pairs=3000, held_out=0.1, epochs=4, batch_prompts=32, lr=1e-3
     )
 
 
