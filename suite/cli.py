@@ -18,6 +18,7 @@ from suite.reward_config import RewardModelConfig
 app = tyro.extras.SubcommandApp()
 axes_app = tyro.extras.SubcommandApp()
 new_app = tyro.extras.SubcommandApp()
+presets_app = tyro.extras.SubcommandApp()
 reward_app = tyro.extras.SubcommandApp()
 
 Word = tyro.conf.Positional[str]
@@ -183,6 +184,27 @@ def axes_show(name: Word) -> int:
     return command(name)
 
 
+@presets_app.command(name="list", is_default=True)
+def presets_list() -> int:
+    """The published algorithms that come with the project."""
+    from suite.commands.presets import presets as command
+
+    return command()
+
+
+@presets_app.command(name="show")
+def presets_show(name: Word, diff: str = "") -> int:
+    """Every slot of an algorithm: its value, the value published, and where each comes from.
+
+    Args:
+        name: The preset's name or the path of its file.
+        diff: Another preset: show only where the two differ.
+    """
+    from suite.commands.presets import show as command
+
+    return command(name, diff)
+
+
 @new_app.command(name="axis")
 def new_axis(name: Word, folder: Place = None) -> int:
     """Write the file of a new axis, a working example to be changed.
@@ -239,6 +261,7 @@ def doctor(folder: Path = Path("runs")) -> int:
 
 
 app.command(axes_app, name="axes", help="The axes: what can be varied, and what each arm changes.")
+app.command(presets_app, name="presets", help="The published algorithms as bundles of options, each with its source.")
 app.command(new_app, name="new", help="Start a file of your own.")
 app.command(reward_app, name="reward-model", help="Reward models: train one on preferences, evaluate one.")
 
