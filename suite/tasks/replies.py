@@ -23,9 +23,8 @@ from suite.config import RunConfig
 from suite.grading import Verdict
 from suite.protocols import Prompt, Split
 from suite.randomness import generator
-from suite.tasks import TASKS
+from suite.tasks import TASKS, scored
 from suite.tasks.encoding import draw, encode_prompt
-from suite.tasks.scored import score
 
 if TYPE_CHECKING:
     import numpy as np
@@ -210,7 +209,9 @@ class RepliesTask:
         path = self._reward_model or str(embedded_reward_model())
         return [
             replace(verdict, measures={"hidden_reward": hidden_reward(parse(prompt.text), text)})
-            for prompt, text, verdict in zip(prompts, completions, score(path, prompts, completions), strict=True)
+            for prompt, text, verdict in zip(
+                prompts, completions, scored.score(path, prompts, completions), strict=True
+            )
         ]
 
 
