@@ -299,10 +299,16 @@ def test_an_arm_without_a_scored_trial_has_no_winner_and_nothing_is_compared(tmp
     plan(folder, **{f"k-t0{n}": {"fail_at": 2, "error": "nan", "times": 9} for n in range(2)})
     found, text = tune(study(2), folder)
     assert (found.exit_code, found.status, set(found.params)) == (1, None, {"online"})
-    assert "no trial of k has a score" in text
+    assert "no trial of k ran to its end" in text
     assert not (folder / "study.json").exists()
-    with pytest.raises(ValueError, match="is not finished"):
+    with pytest.raises(ValueError, match="has no winner for k: no trial ran to its end"):
         winners(study(2), folder)
+    tree = json.loads((folder / FILE).read_text())
+    (folder / FILE).write_text(json.dumps({**tree, "done": False}))
+    with pytest.raises(ValueError, match="is not finished; `suite tune mini` runs it"):
+        winners(study(2), folder)
+    with pytest.raises(ValueError, match="is of another study or other arms"):
+        winners(replace(study(2), name="other"), folder)
 
 
 def in_process(opened: Book, place: Path, runs: list[tuple[str, int]]) -> Run:
