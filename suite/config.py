@@ -33,6 +33,8 @@ class ModelConfig:
     """The seed model: a hub id, a folder, or `seed:NAME`, a task's embedded tiny model, trained once and cached."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the weights in memory."""
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = _execution("auto")
+    """Attention kernel; `auto` = eager for the embedded models (faster at their size), else transformers' choice."""
     trust_remote_code: bool = False
     """Whether code shipped with a hub model may run here."""
 

@@ -16,9 +16,9 @@ STUDY = Study(
     ),
     arms=(
         Arm("online", {}, "online DPO, s=1"),
+        Arm("grpo", {"objective": GRPO}, "GRPO, s=1"),
         Arm("semi_online", {"rollout.sync_period": 10}, "semi-online DPO, s=10"),
         Arm("offline", {"rollout.sync_period": "inf"}, "offline DPO, s=∞"),
-        Arm("grpo", {"objective": GRPO}, "GRPO, s=1"),
     ),
     seeds=(0, 1, 2, 3, 4, 5, 6),
     claims=(
