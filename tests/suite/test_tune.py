@@ -200,6 +200,22 @@ def filled(one: Study, folder: Path, anew: bool = False) -> list[Trial]:
     return opened.trials()
 
 
+def test_the_winner_is_the_best_complete_trial_and_the_first_of_equals(tmp_path: Path) -> None:
+    one = study(4)
+    search_folder(tmp_path / "mini").mkdir()
+    opened = book(one, tmp_path / "mini")
+    scores = {0: 0.4, 1: 0.6, 2: 0.6, 3: 0.9}
+    while batch := opened.propose():
+        for trial in batch:
+            state = "diverged" if trial.number == 3 else "complete"
+            opened.end(replace(trial, state=state, score=scores[trial.number], scores={101: scores[trial.number]}))
+    best = opened.best("k")
+    assert best is not None
+    assert best.number == 1
+    assert [t.number if (t := opened.best("k", before)) else None for before in (0, 1, 2, 3)] == [None, 0, 1, 1]
+    assert [t.number if (t := opened.rival(trial)) else None for trial in opened.trials("k")] == [None, None, 1, 1]
+
+
 def test_a_batch_knows_only_earlier_batches(tmp_path: Path) -> None:
     """Ending one of two trials of a batch before the other is proposed changes nothing."""
     one = study(6)
