@@ -58,12 +58,15 @@ class Declaration:
 
     @property
     def target(self) -> list[str]:
-        """What `suite run` was given: the study's name or the file that it came from, and the axes varied around it."""
+        """What `suite run` needs: the study's name or its file, the axes varied around it, the folder of its search."""
         words = shlex.split(self.command)
-        if words[1:2] != ["run"] or len(words) < 3 or words[2].startswith("-"):
+        if words[1:2] not in (["run"], ["tune"]) or len(words) < 3 or words[2].startswith("-"):
             return [self.name]
-        axes = [words[i : i + 2] for i, word in enumerate(words) if word == "--axis"]
-        return [words[2], *(word for pair in axes for word in pair)]
+        given = [words[i : i + 2] for i, word in enumerate(words) if word in ("--axis", "--tuned", "--folder")]
+        if words[1] == "tune":
+            place = next((value for word, value in given if word == "--folder"), f"runs/{self.name}")
+            given = [["--tuned", place]]
+        return [words[2], *(word for pair in given for word in pair if pair[0] != "--folder")]
 
     def reproduce(self, arm: str, seed: int) -> str:
         """The command that runs one cell again, in a folder of its own: a finished cell is never run twice in one."""

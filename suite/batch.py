@@ -24,6 +24,8 @@ class Batch:
     """Index of the row's prompt in the rollout batch: rows of a group share it."""
     truncated_B: torch.Tensor
     units: list[list[int]]
+    fresh: bool = False
+    """Whether the weights have not moved since the batch was sampled from: its first update is to come."""
     targets: dict[str, torch.Tensor] = field(default_factory=dict)
     """Per-row values of the objective, shape (B,)."""
     token_rewards_BT: torch.Tensor | None = None
@@ -147,3 +149,16 @@ def _rows(values: Sequence[tuple[float, ...]], mask_BT: torch.Tensor) -> torch.T
 def masked_mean(values_BT: torch.Tensor, mask_BT: torch.Tensor) -> float:
     """Mean over the masked-in positions, in float64; NaN if there are none."""
     return float(values_BT[mask_BT].double().mean())
+
+
+def kl_metrics(micro: Batch, logprobs_BT: torch.Tensor, tokens: int) -> dict[str, float]:
+    """A micro-batch's share of `kl/sampler` and `kl/ref` over the `tokens` trained tokens of an optimizer step.
+
+    Means of sampler_logprobs - logprobs and of logprobs - ref_logprobs (k1), where there are such log-probs.
+    """
+    out = {}
+    for name, other_BT, sign in (("kl/sampler", micro.sampler_logprobs_BT, -1), ("kl/ref", micro.ref_logprobs_BT, 1)):
+        if other_BT is not None and not other_BT[micro.mask_BT].isnan().any():
+            gap = (logprobs_BT - other_BT)[micro.mask_BT].double().sum()
+            out[name] = sign * float(gap) / max(tokens, 1)
+    return out

@@ -103,6 +103,17 @@ def latest(folder: Path) -> Checkpoint | None:
     return None
 
 
+def restore(folder: Path, identity: str) -> Checkpoint | None:
+    """The newest whole checkpoint of a run, or None. Raises ValueError if it is of another configuration."""
+    found = latest(folder)
+    if found and found.state["fingerprint"] != identity:
+        raise ValueError(
+            f"the checkpoint in {folder} is of configuration {found.state['fingerprint']}, this run is {identity}; "
+            "move it away or run in another folder"
+        )
+    return found
+
+
 def save_failure(folder: Path, step: int, batch: Mapping[str, Any], error: str) -> None:
     """Keep the tensors that a failed step was fed, and the error."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -63,6 +63,7 @@ def run(
     storage: Url = None,
     rerun_stale: Flag = False,
     allow_mixed: Flag = False,
+    tuned: Place = None,
 ) -> int:
     """Run what is missing of a study; interrupted, run it again.
 
@@ -77,10 +78,37 @@ def run(
         storage: URL of the Optuna storage; by default an SQLite file in the study's folder.
         rerun_stale: Run finished cells again whose arm or code has changed.
         allow_mixed: Record other library versions or code, instead of refusing them.
+        tuned: Of a study with a search: the folder whose winners are run; by default the study's folder.
     """
     from suite.commands.study import run as command
 
-    return command(study, workers, seeds, arm, axis, dry_run, folder, storage, rerun_stale, allow_mixed)
+    return command(study, workers, seeds, arm, axis, dry_run, folder, storage, rerun_stale, allow_mixed, tuned)
+
+
+@app.command
+def tune(
+    study: Word,
+    workers: int | Literal["auto"] = 2,
+    dry_run: Flag = False,
+    folder: Place = None,
+    storage: Url = None,
+    rerun_stale: Flag = False,
+    allow_mixed: Flag = False,
+) -> int:
+    """Search each arm of a study, then run the winners under fresh seeds; interrupted, run it again.
+
+    Args:
+        study: A study's name or the path of a file that defines STUDY, with a search.
+        workers: Processes that run cells side by side; auto: one a core, as far as memory goes.
+        dry_run: Show ranges and budget, and run nothing.
+        folder: The study's folder; by default runs/STUDY below the current folder. Trials lie beside it.
+        storage: URL of the Optuna storage; by default an SQLite file in each folder.
+        rerun_stale: Run finished cells of the comparison again whose winner or code has changed.
+        allow_mixed: Record other library versions or code, instead of refusing them.
+    """
+    from suite.commands.tune import tune as command
+
+    return command(study, workers, dry_run, folder, storage, rerun_stale, allow_mixed)
 
 
 @app.command

@@ -8,11 +8,12 @@ found in `suite.validate`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -29,9 +30,11 @@ def _execution(default: Any) -> Any:
 @dataclass(frozen=True)
 class ModelConfig:
     path: str = "seed:addition"
-    """The seed model: a hub id, a folder, or `seed:NAME`, the embedded tiny model of a task, trained once and cached."""
+    """The seed model: a hub id, a folder, or `seed:NAME`, a task's embedded tiny model, trained once and cached."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the weights in memory."""
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = _execution("auto")
+    """Attention kernel; `auto` = eager for the embedded models (faster at their size), else transformers' choice."""
     trust_remote_code: bool = False
     """Whether code shipped with a hub model may run here."""
 
@@ -166,8 +169,8 @@ class ObjectiveConfig:
     gae_lambda_policy: float = 0.95
     """For `advantage = gae`: lambda of the advantages (VC-PPO: 0.95)."""
     length_adaptive_alpha: float = 0.0
-    """For `advantage = gae`: above 0, lambda is 1 - 1 / (alpha l) for a completion of l tokens (VAPO, section 4.2: 0.05,
-    for thousands of tokens). It scales with the task's lengths: alpha l must be at least 1; 1 suits any length."""
+    """For `advantage = gae`: above 0, lambda is 1 - 1 / (alpha l) for a completion of l tokens (VAPO, section 4.2:
+    0.05, for thousands of tokens). It scales with the task's lengths: alpha l must be at least 1; 1 suits any length."""
     whiten_advantages: bool = False
     """Advantages to mean 0 and deviation 1 over the trained tokens of the rollout batch (verl and TRL do so with GAE);
     REINFORCE++ always does."""
@@ -199,8 +202,8 @@ class ObjectiveConfig:
     entropy_coef: float = 0.0
     """Coefficient of the entropy bonus, per nat."""
     entropy_target: float = 0.0
-    """Nats; above 0 the coefficient starts at entropy_coef, rises by entropy_coef_delta after an optimizer step of lower
-    entropy, falls after another, and counts only while entropy is below (Skywork-OR1, 2505.22312). 0 = fixed."""
+    """Nats; above 0 the coefficient starts at entropy_coef, rises by entropy_coef_delta after an optimizer step of
+    lower entropy, falls after another, and counts only while entropy is below (Skywork-OR1, 2505.22312). 0 = fixed."""
     entropy_coef_delta: float = 1e-4
     """With a target: the change per optimizer step (Skywork-OR1's scripts: 1e-4; TRL: 0.005)."""
     entropy_coef_max: float = 0.005
@@ -276,8 +279,8 @@ class CriticConfig:
     gae_lambda_value: float = 0.95
     """lambda of the critic's targets; 1 = the Monte-Carlo return (VC-PPO and VAPO: 1.0)."""
     pretrain_steps: int = 0
-    """First optimizer steps in which the policy stays as it is and the critic learns from Monte-Carlo returns; counted in
-    `train.steps`, while sync period and learning rate of the policy count from their end. VAPO, section 5.1: 50."""
+    """First optimizer steps in which the policy stays as it is and the critic learns from Monte-Carlo returns; counted
+    in `train.steps`, while sync period and learning rate of the policy count from their end. VAPO, section 5.1: 50."""
 
 
 @dataclass(frozen=True)
@@ -289,7 +292,7 @@ class EvalConfig:
     test_problems: int = 2000
     """Held-out problems of the table, evaluated before step 1 and after the last; 0 = all there are."""
     num_samples: int = 4
-    """k of avg@k: sampled completions per problem."""
+    """k of avg@k: sampled completions per problem; 0 = greedy only."""
     temperature: float = 1.0
     """Temperature of the sampled evaluation."""
     top_p: float = 1.0
@@ -348,15 +351,17 @@ def flatten(config: Any, prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def _leaf_fields(cls: type, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
-    hints = typing.get_type_hints(cls)
+@functools.cache
+def _leaf_fields(cls: Any, prefix: str = "") -> tuple[tuple[str, dataclasses.Field[Any], Any], ...]:
+    hints, out = typing.get_type_hints(cls), list[tuple[str, dataclasses.Field[Any], Any]]()
     for item in dataclasses.fields(cls):
         kind, name = hints[item.name], f"{prefix}{item.name}"
         if dataclasses.is_dataclass(kind):
             assert isinstance(kind, type)
-            yield from _leaf_fields(kind, f"{name}.")
+            out += _leaf_fields(kind, f"{name}.")
         else:
-            yield name, item, kind
+            out.append((name, item, kind))
+    return tuple(out)
 
 
 def _matches(value: Any, kind: Any) -> bool:
@@ -382,7 +387,7 @@ def _kind_words(kind: Any) -> str:
 def check_types(config: RunConfig) -> None:
     """Raises ValueError, naming option, value and what would be right, if an option has the wrong type."""
     values = flatten(config)
-    for name, _, kind in _leaf_fields(type(config)):
+    for name, _, kind in _leaf_fields(type(config)):  # type: ignore[arg-type]  # a class is hashable
         if not _matches(values[name], kind):
             raise ValueError(f"{name} is {values[name]!r} and must be {_kind_words(kind)}")
 
@@ -424,7 +429,7 @@ def identity(config: RunConfig) -> dict[str, Any]:
     """
     values, defaults = flatten(config), flatten(type(config)())
     out = {}
-    for name, item, kind in _leaf_fields(type(config)):
+    for name, item, kind in _leaf_fields(type(config)):  # type: ignore[arg-type]  # a class is hashable
         value = float(values[name]) if kind is float else values[name]
         if item.metadata.get("identity", True) and name != "seed" and value != defaults[name]:
             out[name] = value

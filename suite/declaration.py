@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import uuid
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,25 @@ from suite.storage import Store, default_url, masked
 from suite.study import Cell, Study
 from suite.validate import inert_reason
 
+_PASSWORD = re.compile(r"(://[^:/@\s]+):[^@\s]+@")
+
 ROOM = 64 * 2**20
 """Bytes that must be free before a study starts."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Some cells of a study: those of these arms and these seeds; None chooses all."""
+
+    arms: Collection[str] | None = None
+    seeds: Collection[int] | None = None
+
+    def takes(self, arm: str, seed: int) -> bool:
+        """Whether the cell of an arm and a seed is chosen."""
+        return (self.arms is None or arm in self.arms) and (self.seeds is None or seed in self.seeds)
+
+
+ALL, NOTHING = Choice(), Choice(arms=())
 
 
 def check_folder(folder: Path) -> None:
@@ -96,7 +114,7 @@ def declaration(
             {"arm": cell.arm, "seed": cell.seed, "name": cell.name, "declared": cell.fingerprint} for cell in cells
         ],
         **provenance(),
-        "command": command,
+        "command": _PASSWORD.sub(r"\1:***@", command),
         "storage": storage,
         "plugins": [str(Path(path).resolve()) for path in plugins],
     }

@@ -178,6 +178,17 @@ class Leases:
 
         self.store.call(action)
 
+    def mark(self, lease: Lease, code: str) -> None:
+        """Records the code that works on the cell, beside any other code that did. Raises LeaseLost."""
+
+        def action() -> None:
+            with self.store.lock():
+                before = self._held(lease).user_attrs.get("code", [])
+                if code not in before:
+                    self._set(lease.trial, code=[*before, code])
+
+        self.store.call(action)
+
     def note(self, lease: Lease, step: int, value: float) -> None:
         """Reports an intermediate value of the trial, for the Optuna dashboard."""
 
@@ -272,8 +283,8 @@ class Leases:
 
 def _lease(trial: FrozenTrial, number: int, owner: str) -> Lease:
     attrs = trial.user_attrs
-    names = ("cell", "arm", "seed", "fingerprint")
-    return Lease(trial._trial_id, number, owner, *(attrs[name] for name in names), last_step(trial))
+    cell, arm, seed, key = attrs["cell"], attrs["arm"], attrs["seed"], attrs["fingerprint"]
+    return Lease(trial._trial_id, number, owner, cell, arm, seed, key, last_step(trial))
 
 
 def number_of(trial: FrozenTrial) -> int:

@@ -275,15 +275,15 @@ _METRICS = (
     Metric("critic/pretrain_steps", "optimizer steps so far in which only the critic moved", "optimizer steps", _RUN),
     Metric(
         "kl/ref",
-        "k1 estimate of KL(policy, reference): learner_logprobs − ref_logprobs; single values may be negative",
+        "k1 estimate of KL(policy, reference): learner_logprobs − ref_logprobs; may be negative",
         "nats",
-        "mean over the trained tokens of the step's batch",
+        "mean over the trained tokens of a rollout batch's first update, before the weights move",
     ),
     Metric(
         "kl/sampler",
         "sampler_logprobs − learner_logprobs: staleness and engine mismatch together",
         "nats",
-        "mean over the sampled tokens of the step's batch",
+        "mean over the trained tokens of a rollout batch's first update, before the weights move",
     ),
     Metric("policy/entropy", "H_t over the full vocabulary, computed in fp32", "nats", _PROBE),
     Metric(

@@ -50,17 +50,6 @@ class Parts:
     first_batch: int = 0
 
 
-def restore(folder: Path, identity: str) -> Checkpoint | None:
-    """The newest whole checkpoint of a run, or None. Raises ValueError if it is of another configuration."""
-    found = checkpoint.latest(folder)
-    if found and found.state["fingerprint"] != identity:
-        raise ValueError(
-            f"the checkpoint in {folder} is of configuration {found.state['fingerprint']}, this run is {identity}; "
-            "move it away or run in another folder"
-        )
-    return found
-
-
 def assemble(config: RunConfig, start: Checkpoint | None = None) -> Parts:
     """Load the model and fill every slot; with a checkpoint, put back all that it holds."""
     policy = Policy.load(config.model)

@@ -114,7 +114,7 @@ class Task(Protocol):
     """Completion budget, tokens."""
 
     def draw(self, seed: int, batch: int, count: int) -> list[Prompt]:
-        """The training prompts of a rollout batch: equal for equal (seed, batch), distinct within a pass over the data."""
+        """The training prompts of a rollout batch: equal for equal (seed, batch), distinct within a pass."""
         ...
 
     def held_out(self, split: Split, count: int) -> list[Prompt]:
@@ -198,6 +198,8 @@ class Objective(Protocol):
 
     needs_reference: bool
     needs_entropy: bool
+    needs_learner_logprobs: bool = False
+    """Whether the loss reads `learner_logprobs_BT`, beyond the first update of a batch."""
     controllers: Mapping[str, Controller] = MappingProxyType({})
     """What it adapts while it trains, by name."""
 

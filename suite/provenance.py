@@ -27,6 +27,9 @@ PACKAGES = (
 )
 """Distributions that can change a result or a record; those not installed are left out."""
 
+VARIABLE = "SUITE_COMMIT"
+"""Environment variable that names the code's commit where there is no repository to ask, as in a container image."""
+
 _FOLDER = Path(__file__).resolve().parent
 _CODE = (".", "../ablations", "../evals")
 
@@ -48,6 +51,8 @@ def _git(*arguments: str) -> str | None:
 
 
 def _commit() -> tuple[str, bool]:
+    if VARIABLE in os.environ:
+        return os.environ[VARIABLE], False
     # An installed copy may lie inside somebody else's repository, whose commit says nothing about this code.
     tracked = _git("ls-files", "--error-unmatch", Path(__file__).name)
     commit = _git("rev-parse", "HEAD") if tracked else None
@@ -76,8 +81,8 @@ def provenance() -> dict[str, Any]:
     """What this process runs: `{"commit": str, "dirty": bool, "versions": {package: version}}`.
 
     Read once per process, so that it tells the code that was loaded and not a later checkout. The
-    commit is "unknown" where the package does not lie in its own git repository; `dirty` says
-    whether tracked files of the code differed from the commit.
+    commit is SUITE_COMMIT if that is set, and "unknown" where the package does not lie in its own git
+    repository; `dirty` says whether tracked files of the code differed from the commit.
     """
     commit, dirty, versions = _provenance()
     return {"commit": commit, "dirty": dirty, "versions": dict(versions)}
@@ -96,3 +101,8 @@ def different_versions(one: Mapping[str, Any], other: Mapping[str, Any]) -> list
         for name in sorted({*left, *right})
         if left.get(name) != right.get(name)
     ]
+
+
+def code_name(record: Mapping[str, Any]) -> str:
+    """The code of a provenance in words: `commit 1a2b3c4d`, `commit 1a2b3c4d with changes`."""
+    return f"commit {str(record.get('commit', 'unknown'))[:8]}{' with changes' if record.get('dirty') else ''}"

@@ -54,8 +54,7 @@ def run(
     rollout batches; when it says so, a checkpoint is written and Interrupted raised. Raises ValueError for a
     configuration that cannot run and for a folder that holds another one; NonFiniteLoss as it says.
     """
-    from suite.checkpoint import write_json
-    from suite.parts import restore
+    from suite.checkpoint import restore, write_json
     from suite.provenance import provenance
     from suite.tracking import Tracker
     from suite.train import train
@@ -83,5 +82,7 @@ def run(
         resume_step=start.step if start else 0,
     ) as tracker:  # fmt: skip
         outcome = train(config, folder, tracker, start, on_progress=on_progress, stop=stop)
+    if stop is not None:
+        stop()  # whoever has lost the run must not finish it: stop() raises then
     write_json(result, {"step": outcome.step, "weights": outcome.weights, "metrics": outcome.metrics, **code})
     return outcome.metrics

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from types import MappingProxyType
 from typing import Literal
@@ -33,8 +33,10 @@ class CellStatus:
     """Time spent by the worker that has it or finished it, seconds."""
     started_at: int = 0
     """The step from which that worker went on."""
+    worker: str = ""
+    """The worker that has it or had it last."""
     tokens_per_second: float = 0.0
-    """Tokens generated for training per second of that time."""
+    """Tokens generated for training per second since its first step; loading and starting are not counted."""
 
     @property
     def share(self) -> float:
@@ -57,6 +59,12 @@ class StudyStatus:
     def of(self, arm: str) -> tuple[CellStatus, ...]:
         """The cells of one arm."""
         return tuple(cell for cell in self.cells if cell.arm == arm)
+
+    def part(self, takes: Callable[[str, int], bool]) -> StudyStatus:
+        """The same with only the cells whose arm and seed `takes` accepts, and their arms."""
+        cells = tuple(cell for cell in self.cells if takes(cell.arm, cell.seed))
+        arms = {name: label for name, label in self.arms.items() if any(cell.arm == name for cell in cells)}
+        return replace(self, arms=arms, cells=cells)
 
     def count(self, status: State, arm: str | None = None) -> int:
         """How many cells (of an arm) are in a state."""

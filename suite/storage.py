@@ -11,6 +11,7 @@ SQLite's transactions and the kernel's file lock have neither trouble, and the O
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import threading
 import time
@@ -33,11 +34,15 @@ T = TypeVar("T")
 VARIABLE = "SUITE_STORAGE"
 """Environment variable that carries a storage's URL, password and all, to workers: arguments can be read by anyone."""
 
-LOCK_TIMEOUT_S = 120.0
-"""Longest wait for the lock. It is held for milliseconds, so a longer wait means a suspended process."""
+LOCK_TIMEOUT_S = 60.0
+"""Longest wait for the lock, and for SQLite's own. Both are held for milliseconds; longer means a suspended process."""
 
 _KINDS = "sqlite:///FILE, postgresql+psycopg://USER@HOST/NAME, mysql+pymysql://USER@HOST/NAME or journal:FILE"
-_CONNECT = {"sqlite": {"timeout": 60}, "postgresql": {"connect_timeout": 10}, "mysql": {"connect_timeout": 10}}
+_CONNECT = {
+    "sqlite": {"timeout": LOCK_TIMEOUT_S},
+    "postgresql": {"connect_timeout": 10},
+    "mysql": {"connect_timeout": 10},
+}
 _OUTAGES = (exc.OperationalError, exc.InterfaceError, exc.InternalError, StorageInternalError)
 
 
@@ -92,34 +97,44 @@ def _explained(error: BaseException, url: str) -> ValueError:
         return ValueError(
             f"{shown} was written by another version of Optuna; use that version, or `optuna storage upgrade`"
         )
-    return ValueError(f"{shown} cannot be opened; check that it is running, reachable and writable from here")
+    return Unreachable(f"{shown} cannot be opened; check that it is running, reachable and writable from here")
+
+
+def _beside(path: Path) -> filelock.BaseFileLock:
+    # The lock would make missing folders, and a typing error in a path would go unnoticed.
+    if not path.parent.is_dir():
+        raise FileNotFoundError(path.parent)
+    return filelock.FileLock(f"{path}.claims", timeout=LOCK_TIMEOUT_S)
 
 
 class Store:
     """An Optuna storage opened from a URL, with a lock that excludes all other users of the same storage.
 
     Raises ValueError, in one sentence and without the password, for a storage that cannot be used.
-    `patience_s`: how long `call` waits for a storage that stopped answering.
+    `patience_s`: how long it, and `call`, wait for a storage that does not answer, unless `give_up()` says not to.
     """
 
-    def __init__(self, url: str, patience_s: float = 0.0) -> None:
+    def __init__(self, url: str, patience_s: float = 0.0, give_up: Callable[[], bool] = lambda: False) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.url = _absolute(url)
-        self.patience_s = patience_s
+        self.patience_s, self.give_up = patience_s, give_up
         self._mutex = threading.RLock()
         self._held = 0
         self._file_lock: filelock.BaseFileLock | None = None
         self.optuna: BaseStorage
+        self._again(self._try_to_open, Unreachable)
+
+    def _try_to_open(self) -> None:
         try:
             self._open()
         except (*_OUTAGES, exc.SQLAlchemyError, ImportError, OSError, RuntimeError, ValueError) as error:
-            raise _explained(error, url) from None
+            raise _explained(error, self.url) from None
 
     def _open(self) -> None:
         if self.url.startswith("journal:"):
-            path = Path(self.url.removeprefix("journal:")).resolve()
+            path = Path(self.url.removeprefix("journal:"))
+            self._file_lock = _beside(path)
             self.optuna = JournalStorage(JournalFileBackend(str(path)))
-            self._file_lock = filelock.FileLock(f"{path}.claims", timeout=LOCK_TIMEOUT_S)
             return
         parsed = make_url(self.url)
         kind = parsed.get_backend_name()
@@ -129,8 +144,7 @@ class Store:
         # Optuna fills braces in a URL as a template.
         url = self.url.replace("{", "{{").replace("}", "}}")
         if kind == "sqlite":
-            path = Path(str(parsed.database)).resolve()
-            self._file_lock = filelock.FileLock(f"{path}.claims", timeout=LOCK_TIMEOUT_S)
+            self._file_lock = _beside(Path(str(parsed.database)))
             with self.lock():
                 self.optuna = RDBStorage(url, engine_kwargs=options)
             return
@@ -165,6 +179,18 @@ class Store:
             finally:
                 self._held -= 1
 
+    def holder(self) -> int | None:
+        """The process of this machine that holds the lock of a storage in a file now; None if that cannot be told."""
+        if self._file_lock is None:
+            return None
+        try:
+            file = str(os.stat(self._file_lock.lock_file).st_ino)
+            rows = [row.split() for row in Path("/proc/locks").read_text().splitlines()]
+        except OSError:
+            return None
+        found = [int(row[4]) for row in rows if row[1] == "FLOCK" and row[5].rpartition(":")[2] == file]
+        return found[0] if found else None
+
     @contextmanager
     def _server_lock(self) -> Iterator[None]:
         assert isinstance(self.optuna, RDBStorage)
@@ -172,7 +198,9 @@ class Store:
         key = hashlib.sha256(b"rl-ablation-suite claims").hexdigest()
         with engine.connect() as connection:
             if engine.name == "postgresql":
-                connection.execute(sqlalchemy.text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S:.0f}s'"))
+                # The second: a holder that was suspended must not keep everybody else waiting.
+                for limit in ("lock_timeout", "idle_in_transaction_session_timeout"):
+                    connection.execute(sqlalchemy.text(f"SET LOCAL {limit} = '{LOCK_TIMEOUT_S:.0f}s'"))
                 # Bound to the transaction: rolling back, or losing the connection, sets it free.
                 connection.execute(sqlalchemy.text("SELECT pg_advisory_xact_lock(:key)"), {"key": int(key[:15], 16)})
                 yield
@@ -186,25 +214,36 @@ class Store:
                 connection.execute(sqlalchemy.text("SELECT RELEASE_LOCK(:name)"), name)
 
     def call(self, action: Callable[[], T]) -> T:
-        """The result of `action`, tried again while the storage does not answer, for at most `patience_s`.
+        """The result of `action`, tried again while the storage does not answer, for at most `patience_s`
+        and until `give_up()` says so.
 
         `action` must be safe to repeat: a write may have arrived although its confirmation did not. Raises
         `StorageDown` when the time is over or when another process held the lock for too long.
         """
+        try:
+            return self._again(action, *_OUTAGES, filelock.Timeout)
+        except _OUTAGES as error:
+            raise StorageDown(f"storage {masked(self.url)} does not answer") from error
+        except filelock.Timeout as error:
+            raise StorageDown(
+                f"storage {masked(self.url)} has been locked for {LOCK_TIMEOUT_S:.0f} s by "
+                f"{f'process {holder}' if (holder := self.holder()) else 'another process'}; is it suspended?"
+            ) from error
+
+    def _again(self, action: Callable[[], T], *errors: type[Exception]) -> T:
         started, pause = time.monotonic(), 0.2
         while True:
             try:
                 return action()
-            except _OUTAGES as error:
-                if time.monotonic() - started + pause > self.patience_s:
-                    raise StorageDown(f"storage {masked(self.url)} does not answer") from error
-            except filelock.Timeout as error:
-                raise StorageDown(
-                    f"another process has held the lock of storage {masked(self.url)} for {LOCK_TIMEOUT_S:.0f} s; "
-                    "is one of its users suspended?"
-                ) from error
+            except errors:
+                if self.give_up() or time.monotonic() - started + pause > self.patience_s:
+                    raise
             time.sleep(pause)
             pause = min(2 * pause, 5.0)
+
+
+class Unreachable(ValueError):
+    """The storage is not there now; everything else about it may be right."""
 
 
 class StorageDown(RuntimeError):

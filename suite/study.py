@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from suite.config import RunConfig, apply, differences, fingerprint
 from suite.registry import unknown
+from suite.search import Search
 
 SEED_MODEL = "seed model"
 """Stands in a claim for the model before training: each run's own evaluation at step 0."""
@@ -88,6 +89,8 @@ class Study:
     claims: tuple[Claim, ...] = ()
     metric: str = "eval/test/accuracy"
     """The metric of the table, taken at the last step."""
+    search: Search | None = None
+    """How each arm's options are searched before the arms are compared: see `suite tune`."""
 
     @property
     def control(self) -> Arm:
@@ -148,3 +151,5 @@ class Study:
             for side in (claim.arm, claim.than):
                 if side != SEED_MODEL:
                     self.arm(side)
+        if self.search is not None:
+            self.search.check(self)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from optuna.trial import FrozenTrial, TrialState
 from suite import failures, trials
 from suite.config import RunConfig, fingerprint, from_json
 from suite.declaration import (
+    ALL,
+    NOTHING,
+    Choice,
     cell_record,
     check_folder,
     check_storage,
@@ -27,11 +31,13 @@ from suite.declaration import (
     shown_url,
 )
 from suite.failures import Failure, Retries, write_json
-from suite.lease import Lease, Leases, Watch, is_gone, last_step, owner_of
-from suite.provenance import different_versions, provenance, same_code
-from suite.status import CellStatus, State, StudyStatus
+from suite.lease import Lease, Leases, Watch, is_gone, last_step, number_of, owner_of
+from suite.provenance import code_name, different_versions, provenance, same_code
+from suite.status import CellStatus, StudyStatus
 from suite.storage import Store, masked
 from suite.study import Cell, Study
+
+_SHOWN = ("arm", "seed", "name", "fingerprint", "status", "folder", "error", "attempts")
 
 CURVE = "eval/validation/accuracy"
 """The metric whose course the Optuna dashboard shows."""
@@ -55,15 +61,15 @@ class Sweep:
         storage: str | None = None,
         command: str = "",
         *,
-        rerun_stale: bool = False,
+        rerun_stale: Choice = NOTHING,
         allow_mixed: bool = False,
     ) -> Sweep:
         """Declares a study's cells. Those that are there already stay as they are, so opening twice changes nothing.
 
-        `plugins` are Python files that workers must import (the study's, its axes'). `rerun_stale` queues finished
-        cells whose arm or commit changed; the old folders are kept under `stale/`. `allow_mixed` records other library
-        versions, or code that changed while workers run, instead of refusing them. Raises ValueError for a study or
-        folder or storage that cannot be used, or a folder that holds another study.
+        `plugins` are Python files that workers must import (the study's, its axes'). `rerun_stale` chooses the
+        stale cells that are queued again; their old folders are kept under `stale/`. `allow_mixed` records other
+        library versions, or code that changed while workers run, instead of refusing them. Raises ValueError for a
+        study or folder or storage that cannot be used, or a folder that holds another study.
         """
         cells = study.cells()
         check_folder(folder)
@@ -83,10 +89,16 @@ class Sweep:
         return sweep
 
     @classmethod
-    def attach(cls, folder: Path, storage: str | None = None, patience_s: float = 0.0) -> Sweep:
-        """The sweep of a folder that `open` has written; ValueError if there is none."""
+    def attach(
+        cls,
+        folder: Path,
+        storage: str | None = None,
+        patience_s: float = 0.0,
+        give_up: Callable[[], bool] = lambda: False,
+    ) -> Sweep:
+        """The sweep of a folder that `open` has written; ValueError if there is none. The last two: see `Store`."""
         tree = read_declaration(folder)
-        store = Store(storage or recorded_url(folder, tree), patience_s)
+        store = Store(storage or recorded_url(folder, tree), patience_s, give_up)
         try:
             return cls(folder, store, optuna.load_study(study_name=tree["name"], storage=store.optuna))
         except KeyError:
@@ -96,21 +108,18 @@ class Sweep:
 
     # What workers do
 
-    def claim(
-        self, owner: str, arms: Collection[str] | None = None, seeds: Collection[int] | None = None
-    ) -> Lease | None:
-        """A lease on the next cell (of these arms and seeds) that nobody works on; None if there is none now."""
+    def claim(self, owner: str, choice: Choice = ALL) -> Lease | None:
+        """A lease on the next chosen cell that nobody works on; None if there is none now."""
         declared = {cell["declared"] for cell in self.declared["cells"]}
 
         def wanted(trial: FrozenTrial) -> bool:
             attrs = trial.user_attrs
-            return (
-                attrs["fingerprint"] in declared
-                and (arms is None or attrs["arm"] in arms)
-                and (seeds is None or attrs["seed"] in seeds)
-            )
+            return attrs["fingerprint"] in declared and choice.takes(attrs["arm"], attrs["seed"])
 
-        return self.leases.claim(owner, wanted)
+        lease = self.leases.claim(owner, wanted)
+        if lease is not None:
+            self.leases.mark(lease, code_name(provenance()))
+        return lease
 
     def config(self, lease: Lease) -> RunConfig:
         """The configuration of a claimed cell; ValueError if its file was changed since the cell was declared."""
@@ -150,86 +159,90 @@ class Sweep:
         self._keep(lease.cell, lease.arm, lease.number, failure, text, lease.owner)
         return again
 
-    def unfinished(self, arms: Collection[str] | None = None, seeds: Collection[int] | None = None) -> bool:
-        """Whether a cell (of these arms and seeds) still waits or runs."""
-        left = {
-            trial.user_attrs["fingerprint"]
-            for trial in self.study.get_trials(deepcopy=False, states=(TrialState.WAITING, TrialState.RUNNING))
-        }
+    def unfinished(self, choice: Choice = ALL) -> bool:
+        """Whether a chosen cell still waits or runs."""
+        left = {trial.user_attrs["fingerprint"] for trial in self._trials(TrialState.WAITING, TrialState.RUNNING)}
         return any(
-            cell["declared"] in left
-            and (arms is None or cell["arm"] in arms)
-            and (seeds is None or cell["seed"] in seeds)
-            for cell in self.declared["cells"]
+            cell["declared"] in left and choice.takes(cell["arm"], cell["seed"]) for cell in self.declared["cells"]
         )
 
     def release(self, lease: Lease) -> None:
         """Gives a cell back to the queue, to be resumed from its checkpoint. Raises LeaseLost."""
         self.leases.release(lease)
 
-    def recover(self, dead: dict[str, str] | None = None) -> list[str]:
-        """Takes cells from workers that are gone, and says which: processes of this machine that no longer run,
-        owners silent for the time to live, and those in `dead` (owner's last part -> what became of it)."""
-        running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    def recover(self, dead: Mapping[str, Failure] | None = None) -> dict[str, str]:
+        """Takes cells from workers that are gone; cell -> last part of the former owner's name.
+
+        Gone are: owners in `dead` (last part of the name -> what became of it), processes of this machine that no
+        longer run, and owners without a sign of life for the time to live.
+        """
+        running = self._trials(TrialState.RUNNING)
         silent = {trial._trial_id for trial in self.watch.silent(running)}
-        freed = []
+        freed = {}
         for trial in running:
-            lease = trial.user_attrs.get("lease") or {}
-            owner = str(lease.get("owner", "")) if isinstance(lease, dict) else ""
-            cause = (dead or {}).get(owner.rpartition("|")[2])
-            if cause is None and is_gone(owner):
-                cause = "its process no longer runs"
-            if cause is None and trial._trial_id in silent:
-                cause = f"no sign of life for {self.watch.ttl_s:.0f} s"
-            if cause is not None:
-                failure = Failure("lost", "WorkerLost", cause, last_step(trial))
-                if self.leases.expire(trial, failure):
-                    attrs = trial.user_attrs
-                    number = lease.get("number", 0) if isinstance(lease, dict) else 0
-                    self._keep(attrs["cell"], attrs["arm"], number, failure, "", owner)
-                    freed.append(attrs["cell"])
+            number, owner, step = number_of(trial), owner_of(trial), last_step(trial)
+            name = owner.rpartition("|")[2]
+            if dead and name in dead:
+                failure = replace(dead[name], step=step)
+            elif is_gone(owner):
+                failure = Failure("lost", "WorkerLost", "its process no longer runs", step)
+            elif trial._trial_id in silent:
+                failure = Failure("lost", "WorkerLost", f"no sign of life for {self.watch.ttl_s:.0f} s", step)
+            else:
+                continue
+            if self.leases.expire(trial, failure):
+                self._keep(trial.user_attrs["cell"], trial.user_attrs["arm"], number, failure, "", owner)
+                freed[trial.user_attrs["cell"]] = name
         return freed
 
     # What the user does
 
-    def retry(
-        self, arms: Collection[str] | None = None, seeds: Collection[int] | None = None, kinds: bool = True
-    ) -> int:
-        """Queues failed cells again (of these arms and seeds), each as a new trial; how many there were.
+    def retry(self, choice: Choice = ALL, kinds: bool = True) -> int:
+        """Queues the chosen failed cells again, each as a new trial; how many there were.
 
         With `kinds` false, cells that failed for a reason that comes again are left: a loss that is not finite.
         """
-        count = 0
-        with self.store.lock():
-            latest = trials.latest(self.study)
-            for cell in self.declared["cells"]:
-                trial = latest.get(cell["declared"])
-                if (
-                    trial is not None
-                    and trial.state == TrialState.FAIL
-                    and (arms is None or cell["arm"] in arms)
-                    and (seeds is None or cell["seed"] in seeds)
-                    and (kinds or not str(trial.user_attrs.get("reason", "")).startswith("not finite"))
-                ):
-                    trials.repeat(self.study, trial)
-                    count += 1
-        return count
+
+        def action() -> int:
+            count = 0
+            with self.store.lock():
+                latest = trials.latest(self._trials())
+                for cell in self.declared["cells"]:
+                    trial = latest.get(cell["declared"])
+                    if trial is None or trial.state != TrialState.FAIL or not choice.takes(cell["arm"], cell["seed"]):
+                        continue
+                    if kinds or not str(trial.user_attrs.get("reason", "")).startswith("not finite"):
+                        trials.repeat(self.study, trial)
+                        count += 1
+            return count
+
+        return self.store.call(action)
 
     def snapshot(self) -> StudyStatus:
         """How the study stands now; also brings the cells in `study.json` up to date."""
         tree = self.declared
-        latest, finished = trials.latest(self.study), trials.finished(self.study)
+        found = self._trials()
+        latest, finished = trials.latest(found), trials.finished(found)
         cells = tuple(self._cell(cell, latest, finished) for cell in tree["cells"])
-        status = StudyStatus(tree["name"], {arm["name"]: arm["label"] for arm in tree["arms"]}, cells)
+        arms = {arm["name"]: arm["label"] for arm in tree["arms"]}
+        notes = _mixtures([latest[cell["declared"]] for cell in tree["cells"] if cell["declared"] in latest])
+        status = StudyStatus(tree["name"], arms, cells, notes=notes)
         shown = [
             {"declared": was["declared"], **{key: getattr(cell, key) for key in _SHOWN}}
             for was, cell in zip(tree["cells"], cells, strict=True)
         ]
         if shown != tree["cells"]:
-            with self.store.lock():
-                if self.declared is tree:
-                    write_json(self.folder / "study.json", {**tree, "cells": shown})
+            self.store.call(lambda: self._write_cells(tree, shown))
         return status
+
+    def _write_cells(self, tree: dict[str, Any], cells: list[dict[str, Any]]) -> None:
+        with self.store.lock():
+            # Somebody who declared the study anew in the meantime knows better.
+            if self.declared is tree:
+                write_json(self.folder / "study.json", {**tree, "cells": cells})
+
+    def _trials(self, *states: TrialState) -> list[FrozenTrial]:
+        return self.store.call(lambda: self.study.get_trials(deepcopy=False, states=states or None))
 
     @property
     def declared(self) -> dict[str, Any]:
@@ -242,36 +255,37 @@ class Sweep:
 
     def mixed(self) -> str | None:
         """Why this process may not work on the study beside the others: other code or libraries. None if it may."""
-        theirs, mine = self.study.user_attrs.get("provenance"), provenance()
+        theirs, mine = self.store.call(lambda: self.study.user_attrs).get("provenance"), provenance()
         if theirs is None:
             return None
         differing = different_versions(theirs, mine)
         if differing:
             return f"study {self.study.study_name!r} runs with other library versions: {', '.join(differing)}"
         if not same_code(theirs, mine):
-            return f"study {self.study.study_name!r} runs other code: {_code(theirs)} there, {_code(mine)} here"
+            return f"study {self.study.study_name!r} runs other code: {code_name(theirs)} there, {code_name(mine)} here"
         return None
 
     def _admit(self, allow_mixed: bool) -> None:
         theirs, mine = self.study.user_attrs.get("provenance"), provenance()
         reason = self.mixed()
         if reason and not allow_mixed:
-            running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+            running = self._trials(TrialState.RUNNING)
             # Code may change between runs: finished cells are then shown as stale. Libraries may not, nor code at work.
             if different_versions(theirs or {}, mine) or any(not is_gone(owner_of(trial)) for trial in running):
                 raise ValueError(f"{reason}; bring them together, or pass --allow-mixed to record both")
         if theirs != mine:
             self.study.set_user_attr("provenance", mine)
 
-    def _declare(self, study: Study, cells: Sequence[Cell], rerun_stale: bool) -> None:
-        latest, finished = trials.latest(self.study), trials.finished(self.study)
+    def _declare(self, study: Study, cells: Sequence[Cell], rerun_stale: Choice) -> None:
+        found = self._trials()
+        latest, finished = trials.latest(found), trials.finished(found)
         new, base = [], {}
         for cell in cells:
-            trial = latest.get(cell.fingerprint)
+            trial, again = latest.get(cell.fingerprint), rerun_stale.takes(cell.arm, cell.seed)
             if trial is None:
-                if rerun_stale or (cell.arm, cell.seed) not in finished:
+                if again or (cell.arm, cell.seed) not in finished:
                     new.append(cell)
-            elif rerun_stale and trial.state == TrialState.COMPLETE and not same_code(trial.user_attrs, provenance()):
+            elif again and trial.state == TrialState.COMPLETE and not same_code(trial.user_attrs, provenance()):
                 self._set_aside(cell)
                 new.append(cell)
                 base[cell.fingerprint] = trial.user_attrs["lease"]["number"]
@@ -305,46 +319,25 @@ class Sweep:
             trial = finished.get((cell["arm"], cell["seed"]))
             stale = "finished under another definition of the arm"
         elif trial.state == TrialState.COMPLETE and not same_code(trial.user_attrs, provenance()):
-            stale = f"finished by {_code(trial.user_attrs)}, the code is now {_code(provenance())}"
+            stale = f"finished by {code_name(trial.user_attrs)}, the code is now {code_name(provenance())}"
         if trial is None:
             raise ValueError(
                 f"storage {masked(self.store.url)} lacks cell {cell['name']}; was it exchanged or emptied?"
             )
-        return _status(trial, stale)
+        return trials.status_of(trial, stale)
 
 
-_SHOWN = ("arm", "seed", "name", "fingerprint", "status", "folder", "error", "attempts")
-_STATES: dict[TrialState, State] = {
-    TrialState.WAITING: "waiting",
-    TrialState.RUNNING: "running",
-    TrialState.COMPLETE: "complete",
-    TrialState.FAIL: "failed",
-    TrialState.PRUNED: "failed",
-}
-
-
-def _status(trial: FrozenTrial, stale: str | None) -> CellStatus:
-    attrs, complete = trial.user_attrs, trial.state == TrialState.COMPLETE
-    progress = attrs.get("progress", {})
-    attempts = attrs.get("attempts", [])
-    last = attempts[-1]["reason"] if attempts and not complete else None
-    return CellStatus(
-        arm=attrs["arm"],
-        seed=attrs["seed"],
-        name=attrs["cell"],
-        fingerprint=attrs["fingerprint"],
-        status="stale" if stale else _STATES[trial.state],
-        folder=f"cells/{attrs['cell']}",
-        error=stale or last,
-        attempts=len(attempts) + (trial.state in (TrialState.RUNNING, TrialState.COMPLETE)),
-        step=progress.get("step", 0),
-        steps=progress.get("steps", 0),
-        metrics={**progress.get("metrics", {}), **attrs.get("metrics", {})},
-        seconds=progress.get("seconds", 0.0),
-        started_at=progress.get("started_at", 0),
-        tokens_per_second=progress.get("tokens_per_second", 0.0),
-    )
-
-
-def _code(record: dict[str, Any]) -> str:
-    return f"commit {str(record.get('commit', 'unknown'))[:8]}{' with changes' if record.get('dirty') else ''}"
+def _mixtures(found: Sequence[FrozenTrial]) -> tuple[str, ...]:
+    """What the finished cells do not have in common, one sentence each."""
+    complete = [trial for trial in found if trial.state == TrialState.COMPLETE]
+    notes = [
+        f"cell {trial.user_attrs['cell']} was worked on by {' and by '.join(trial.user_attrs['code'])}"
+        for trial in complete
+        if len(trial.user_attrs.get("code", ())) > 1
+    ]
+    if complete:
+        first = complete[0].user_attrs
+        others = {text for trial in complete for text in different_versions(first, trial.user_attrs)}
+        if others:
+            notes.append(f"finished cells ran under different libraries: {', '.join(sorted(others))}")
+    return tuple(notes)

@@ -21,7 +21,7 @@ import torch
 from transformers import PreTrainedModel
 
 from suite import checkpoint, optim
-from suite.batch import Batch, collate, masked_mean
+from suite.batch import Batch, collate, kl_metrics
 from suite.checkpoint import Checkpoint
 from suite.config import RunConfig
 from suite.evaluate import Evaluation, evaluate, probe
@@ -75,12 +75,10 @@ def prepare(config: RunConfig, parts: Parts, groups: list[Group], step: int) -> 
     batch = collate(selected, parts.policy.pad_id, rows, mask_truncated=masked)
     if not batch.mask_BT.any():
         return None, metrics
-    learner = batch.learner_logprobs_BT = _logprobs(config, parts.policy.model, batch)
-    if config.rollout.source != "external":
-        metrics["kl/sampler"] = masked_mean(batch.sampler_logprobs_BT - learner, batch.mask_BT)
+    if parts.objective.needs_learner_logprobs:
+        batch.learner_logprobs_BT = _logprobs(config, parts.policy.model, batch)
     if (reference := parts.reference) is not None:
         batch.ref_logprobs_BT = parts.reference_memory(batch, lambda rows: _logprobs(config, reference, rows))
-        metrics["kl/ref"] = masked_mean(learner - batch.ref_logprobs_BT, batch.mask_BT)
     if parts.critic:
         parts.critic.evaluate(batch)
     metrics.update(parts.objective.prepare(batch))
@@ -110,7 +108,7 @@ def minibatches(config: RunConfig, batch: Batch, step: int) -> Iterator[Batch]:
         for part in range(count):
             chosen = order[part * len(order) // count : (part + 1) * len(order) // count]
             mini = batch.take(chosen) if count > 1 else batch
-            yield replace(mini, learner_logprobs_BT=None) if epoch == part == 0 else mini
+            yield replace(mini, learner_logprobs_BT=None, fresh=True) if epoch == part == 0 else mini
 
 
 def learners(config: RunConfig, parts: Parts) -> list[tuple[int, Callable[[Batch, int], dict[str, float]]]]:
@@ -135,6 +133,9 @@ def update(config: RunConfig, parts: Parts, mini: Batch, step: int) -> dict[str,
         )
         out = objective.loss(micro, logprobs_BT, entropy_BT, denominators)
         out.loss.backward()
+        if mini.fresh:
+            for name, share in kl_metrics(micro, logprobs_BT.detach(), int(mini.mask_BT.sum())).items():
+                sums[name] = sums.get(name, 0.0) + share
         total += float(out.loss.detach())
         for name, value in out.sums.items():
             sums[name] = sums.get(name, 0.0) + value

@@ -10,6 +10,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from suite.config import flatten
+from suite.lease import owner_of
+from suite.status import CellStatus, State
 from suite.storage import Store
 from suite.study import Cell, Study
 
@@ -68,18 +70,18 @@ def repeat(inner: optuna.Study, trial: FrozenTrial) -> None:
     )
 
 
-def latest(inner: optuna.Study) -> dict[str, FrozenTrial]:
+def latest(found: Iterable[FrozenTrial]) -> dict[str, FrozenTrial]:
     """The trial that counts for each fingerprint: the newest one that was not withdrawn."""
     return {
         trial.user_attrs["fingerprint"]: trial
-        for trial in inner.get_trials(deepcopy=False)
+        for trial in found
         if not str(trial.user_attrs.get("reason", "")).startswith(WITHDRAWN)
     }
 
 
-def finished(inner: optuna.Study) -> dict[tuple[str, int], FrozenTrial]:
+def finished(found: Iterable[FrozenTrial]) -> dict[tuple[str, int], FrozenTrial]:
     """The newest complete trial of each arm and seed, under whatever definition of the arm."""
-    complete = inner.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    complete = (trial for trial in found if trial.state == TrialState.COMPLETE)
     return {(trial.user_attrs["arm"], trial.user_attrs["seed"]): trial for trial in complete}
 
 
@@ -135,3 +137,37 @@ def _holds(space: BaseDistribution, value: Any) -> bool:
         return any(type(value) is type(choice) and value == choice for choice in space.choices)
     whole, real = type(value) is int and abs(value) < _WHOLE, type(value) in (int, float) and abs(value) < _REAL
     return whole if isinstance(space, IntDistribution) else real
+
+
+_STATES: dict[TrialState, State] = {
+    TrialState.WAITING: "waiting",
+    TrialState.RUNNING: "running",
+    TrialState.COMPLETE: "complete",
+    TrialState.FAIL: "failed",
+    TrialState.PRUNED: "failed",
+}
+
+
+def status_of(trial: FrozenTrial, stale: str | None) -> CellStatus:
+    """How the cell of a trial stands; `stale` says why a finished one does not count as complete."""
+    attrs, complete = trial.user_attrs, trial.state == TrialState.COMPLETE
+    progress = attrs.get("progress", {})
+    attempts = attrs.get("attempts", [])
+    last = attempts[-1]["reason"] if attempts and not complete else None
+    return CellStatus(
+        arm=attrs["arm"],
+        seed=attrs["seed"],
+        name=attrs["cell"],
+        fingerprint=attrs["fingerprint"],
+        status="stale" if stale else _STATES[trial.state],
+        folder=f"cells/{attrs['cell']}",
+        error=stale or last,
+        attempts=len(attempts) + (trial.state in (TrialState.RUNNING, TrialState.COMPLETE)),
+        step=progress.get("step", 0),
+        steps=progress.get("steps", 0),
+        metrics={**progress.get("metrics", {}), **attrs.get("metrics", {})},
+        seconds=progress.get("seconds", 0.0),
+        started_at=progress.get("started_at", 0),
+        worker=owner_of(trial).rpartition("|")[2],
+        tokens_per_second=progress.get("tokens_per_second", 0.0),
+    )

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from suite import failures, storage
+from suite.declaration import Choice
 from suite.failures import MISTAKE, Failure
 from suite.lease import HANG_S, HEARTBEAT_S, TTL_S, Lease, LeaseLost, new_owner
 from suite.registry import import_file
@@ -32,8 +33,8 @@ from suite.sweep import CURVE, Sweep
 PATIENCE_S = 3600.0
 """How long a worker waits for a storage that does not answer before it gives up."""
 
-STOPPED, HUNG = 75, 70
-"""Exit codes: the worker was asked to stop; its cell hung."""
+STOPPED, HUNG, NO_STORAGE = 75, 70, 74
+"""Exit codes: the worker was asked to stop; its cell hung; the storage did not answer."""
 
 Runner = Callable[..., dict[str, float]]
 
@@ -82,7 +83,7 @@ class Keeper:
     def __init__(self, sweep: Sweep, lease: Lease, stop: Stop, hang_s: float = HANG_S) -> None:
         self._sweep, self._lease, self._stop, self._hang_s = sweep, lease, stop, hang_s
         self._progress = Progress(lease.reached, 0, {})
-        self._first: tuple[int, float] | None = None
+        self._first: tuple[int, float, float] | None = None
         self._noted: float | None = None
         self._started = self._moved = self._renewed = time.monotonic()
         self._lost: LeaseLost | None = None
@@ -108,7 +109,7 @@ class Keeper:
     def on_progress(self, progress: Progress) -> None:
         """Called by the run after each step."""
         if self._first is None:
-            self._first = (progress.step, progress.metrics.get("cost/generated_tokens", 0.0))
+            self._first = (progress.step, progress.metrics.get("cost/generated_tokens", 0.0), time.monotonic())
         # Metrics that are measured now and then, such as an evaluation's, stay until they are measured again.
         self._progress = Progress(progress.step, progress.steps, {**self._progress.metrics, **progress.metrics})
         self._moved = time.monotonic()
@@ -128,14 +129,14 @@ class Keeper:
     def shown(self) -> dict[str, Any]:
         """The progress as it is stored."""
         now, tokens = self._progress, self._progress.metrics.get("cost/generated_tokens", 0.0)
-        started_at, tokens_before = self._first or (0, 0.0)
+        started_at, tokens_before, since = self._first or (0, 0.0, self._started)
         return {
             "step": now.step,
             "steps": now.steps,
             "metrics": {name: value for name, value in now.metrics.items() if value == value},
             "seconds": round(self.seconds, 2),
             "started_at": max(0, started_at - 1),
-            "tokens_per_second": round((tokens - tokens_before) / max(self.seconds, 1e-6), 1),
+            "tokens_per_second": round((tokens - tokens_before) / max(time.monotonic() - since, 1e-6), 1),
         }
 
     def _keep(self) -> None:
@@ -238,18 +239,18 @@ def loop(sweep: Sweep, options: argparse.Namespace, stop: Stop) -> int:
         import_file(Path(plugin))
     module, _, name = options.runner.partition(":")
     runner: Runner = getattr(importlib.import_module(module), name)
-    owner = new_owner(options.name)
+    owner, choice = new_owner(options.name), Choice(options.arms, options.seeds)
     while not stop.asked():
         reason = sweep.mixed()
         if reason and not options.allow_mixed:
             raise ValueError(f"{reason}; bring them together, or pass --allow-mixed to record both")
         for cell in sweep.recover():
             print(f"cell {cell} lost its worker and is free again", flush=True)
-        lease = sweep.claim(owner, options.arms, options.seeds)
+        lease = sweep.claim(owner, choice)
         if lease is not None:
             print(f"cell {lease.cell}: attempt {lease.number}", flush=True)
             print(f"cell {lease.cell}: {work(sweep, lease, runner, stop, options.hang_after)}", flush=True)
-        elif sweep.unfinished(options.arms, options.seeds):
+        elif sweep.unfinished(choice):
             stop.wait(1.0)
         else:
             return 0
@@ -271,10 +272,12 @@ def main() -> int:
     stop = Stop()
     stop.listen(options.parent)
     try:
-        return loop(Sweep.attach(options.folder, os.environ.get(storage.VARIABLE), PATIENCE_S), options, stop)
+        return loop(
+            Sweep.attach(options.folder, os.environ.get(storage.VARIABLE), PATIENCE_S, stop.asked), options, stop
+        )
     except (ValueError, StorageDown) as error:
         print(error, file=sys.stderr)
-        return MISTAKE
+        return MISTAKE if isinstance(error, ValueError) else NO_STORAGE
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from suite.commands.catalogue import console
+from suite.search import search_folder, winners
 from suite.study import Study
 
 RUNS = Path("runs")
@@ -34,6 +35,7 @@ def resolve(name: str, axes: Sequence[str] = ()) -> tuple[Study, list[Path]]:
             question=" ".join(axis.question for axis in loaded),
             arms=one_at_a_time(loaded, study.base),
             claims=(),
+            search=None,
         )
     return study, files
 
@@ -49,6 +51,7 @@ def run(
     storage: str | None = None,
     rerun_stale: bool = False,
     allow_mixed: bool = False,
+    tuned: Path | None = None,
 ) -> int:
     """Run what is missing of a study, or show what would be run; the exit code says how the study stands."""
     from suite.commands import plan
@@ -57,6 +60,11 @@ def run(
 
     study, files = resolve(name, axes)
     folder = folder or RUNS / study.name
+    if study.search is not None:
+        tuned = tuned or folder
+        study = winners(study, tuned)
+    elif tuned is not None:
+        raise ValueError(f"--tuned names a search's folder, and study {study.name!r} declares no search")
     plan.check_arms(study)
     cells = plan.chosen(study, arms, seeds)
     if dry_run:
@@ -64,6 +72,7 @@ def run(
         return 0
     plan.warn_inert(study, console())
     words = ["suite", "run", name, *(word for axis in axes for word in ("--axis", axis))]
+    words += ["--tuned", str(tuned)] if tuned else []
     status = run_study(
         study,
         folder,
@@ -95,10 +104,16 @@ def study_folder(name: str, folder: Path | None) -> Path:
 
 
 def status(name: str, folder: Path | None, storage: str | None) -> int:
-    """Print how a study stands."""
+    """Print how a study stands, and first its search if it has one."""
     from suite.launch.local import print_status
 
-    return int(print_status(study_folder(name, folder), console(), storage).count("failed") > 0)
+    folder = study_folder(name, folder)
+    searched = (search_folder(folder) / "study.json").is_file()
+    if searched:
+        print_status(search_folder(folder), console(), storage)
+    if searched and not (folder / "study.json").is_file():
+        return 0
+    return int(print_status(folder, console(), storage).count("failed") > 0)
 
 
 def retry(name: str, arms: Sequence[str], seeds: Sequence[int] | None, folder: Path | None, storage: str | None) -> int:

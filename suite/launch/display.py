@@ -141,7 +141,8 @@ class Display:
             self.say(totals(status, self._workers))
             for cell in status.cells:
                 if cell.status == "running":
-                    self.say(f"  {cell.name}: step {cell.step} of {cell.steps}{_figures(cell)}")
+                    at = f"step {cell.step} of {cell.steps}" if cell.steps else "starting"
+                    self.say(f"  {cell.name}: {at}{_figures(cell)}")
 
     def _changed(self, cell: CellStatus) -> None:
         if cell.status == "complete":

@@ -64,6 +64,9 @@ class PolicyGradient(Objective):
         self._entropy = entropy_term(objective) if entropy else None
         self.needs_entropy = self._entropy is not None
         self.needs_reference = self._kl_in != "none"
+        self.needs_learner_logprobs = self._reference == "learner" and (
+            not self._ratio_is_one or self._kl_in == "reward"
+        )
         self._positive_coef = objective.positive_nll_coef
         self._moving = MovingBaseline(objective, len(self._tasks)) if self._baseline == "moving" else None
         self._penalty = PenaltyCoefficient(objective) if objective.trust_region == "kl_penalty" else None

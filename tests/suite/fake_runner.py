@@ -1,7 +1,7 @@
 """A run that trains nothing: it counts steps, keeps a checkpoint, and does what `plan.json` says its arm does.
 
-A plan: arm -> {"seconds": per step, "fail_at": step, "error": class, "kill_at": step, "hang_at": step,
-"times": starts that do so}.
+A plan: arm -> {"seconds": per step, "fail_at": step, "error": class, "kill_at": step, "hang_at": step, "stop_at": step,
+"stop_locked_at": step, "times": starts that do so}.
 Every step that is really taken is a line of `steps.txt`, every start a line of `starts.txt`.
 """
 
@@ -11,13 +11,29 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+from suite import provenance
 from suite.config import RunConfig
 from suite.run import Interrupted, NonFiniteLoss, Progress, RunInfo
+from suite.sweep import Sweep
 
 STEPS = 6
+
+
+@contextmanager
+def one_code(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Gives this process and its children one commit, whatever happens to the repository while the tests run."""
+    monkeypatch.setenv(provenance.VARIABLE, "0123456789")
+    provenance._provenance.cache_clear()
+    yield
+    provenance._provenance.cache_clear()
+
+
 ERRORS: dict[str, type[Exception]] = {
     "runtime": RuntimeError,
     "nan": NonFiniteLoss,
@@ -53,7 +69,7 @@ def run(
     for step in range(start + 1, STEPS + 1):
         time.sleep(plan.get("seconds", 0.0))
         if first:
-            _misbehave(plan, step)
+            _misbehave(plan, step, folder.parent.parent)
         with (folder / "steps.txt").open("a") as file:
             file.write(f"{step}\n")
         checkpoint.write_text(str(step))
@@ -65,10 +81,15 @@ def run(
     return {"eval/test/accuracy": value(config), "policy/entropy": 0.5, "undefined": float("nan")}
 
 
-def _misbehave(plan: dict[str, float], step: int) -> None:
+def _misbehave(plan: dict[str, float], step: int, folder: Path) -> None:
     if step == plan.get("fail_at"):
         raise ERRORS[str(plan["error"])](f"planned at step {step}")
     if step == plan.get("kill_at"):
         os.kill(os.getpid(), signal.SIGKILL)
+    if step == plan.get("stop_at"):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if step == plan.get("stop_locked_at"):
+        with Sweep.attach(folder).store.lock():
+            os.kill(os.getpid(), signal.SIGSTOP)
     if step == plan.get("hang_at"):
         time.sleep(600)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from suite import train as core
+from suite.checkpoint import restore
 from suite.config import RunConfig, apply, fingerprint
-from suite.parts import restore
 
 
 class MemoryTracker:

@@ -17,10 +17,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Llam
 from suite import critic as module
 from suite import optim
 from suite.batch import Batch, pad
-from suite.checkpoint import tensors_hash
+from suite.checkpoint import restore, tensors_hash
 from suite.config import RunConfig, apply, fingerprint
 from suite.critic import Critic, ValueModel
-from suite.parts import restore
 from suite.policy import Policy, resolve_path
 from suite.rewards import SHAPINGS
 from suite.run import Interrupted, NonFiniteLoss

@@ -5,20 +5,29 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_runner import one_code
+from optuna.trial import TrialState
 from rich.console import Console
 
+from suite import storage, sweep
 from suite.config import RunConfig
-from suite.launch import local
+from suite.launch import machine
 from suite.launch.display import Display, duration, page, totals
-from suite.launch.local import plan_workers, print_status, retry, run_study
+from suite.launch.local import print_status, retry, run_study
+from suite.launch.machine import plan_workers
+from suite.lease import Watch
 from suite.status import CellStatus, StudyStatus
 from suite.study import Arm, Study
 from suite.sweep import Sweep
@@ -40,9 +49,11 @@ def run(one: Study, folder: Path, workers: int = 2, **more: Any) -> tuple[StudyS
 
 
 @pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+def _surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    with one_code(monkeypatch):
+        yield
 
 
 def plan(folder: Path, **arms: dict[str, Any]) -> None:
@@ -210,12 +221,51 @@ def test_no_worker_outlives_a_killed_launcher(tmp_path: Path) -> None:
     assert run(study(), tmp_path)[0].exit_code == 0
 
 
+@pytest.mark.slow
+def test_random_kills_lose_and_double_nothing(tmp_path: Path) -> None:
+    plan(tmp_path, a={"seconds": 0.2}, b={"seconds": 0.2}, c={"seconds": 0.2})
+    chance, over, killed = random.Random(5), threading.Event(), []
+
+    def kill() -> None:
+        while not over.wait(chance.uniform(0.3, 1.5)) and len(killed) < 12:
+            running = [int(each[-1][0]) for each in starts(tmp_path).values() if alive(int(each[-1][0]))]
+            if running:
+                killed.append(chance.choice(running))
+                os.kill(killed[-1], chance.choice([signal.SIGKILL, signal.SIGTERM]))
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    status, _ = run(study(3), tmp_path, 4)
+    over.set()
+    killer.join()
+    assert status.exit_code == 0
+    assert len(killed) >= 5
+    found = [trial.state for trial in Sweep.attach(tmp_path).study.trials]
+    assert found == [TrialState.COMPLETE] * 12, "one trial a cell, each finished once"
+    for path in tmp_path.glob("cells/*/steps.txt"):
+        assert set(path.read_text().split()) == {"1", "2", "3", "4", "5", "6"}
+
+
 def test_a_worker_that_cannot_start_ends_the_run_with_its_reason(tmp_path: Path) -> None:
     plugin = tmp_path / "axis.py"
     plugin.write_text("raise ValueError('the axis names no control')")
     status, text = run(study(), tmp_path / "run", plugins=[plugin])
     assert status.exit_code == 2
-    assert "ended: exit code 2: the axis names no control" in text
+    assert ": the axis names no control\n" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["stop_at", "stop_locked_at"])
+def test_a_worker_that_stands_still_is_replaced(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "Watch", partial(Watch, ttl_s=8.0))
+    monkeypatch.setattr(storage, "LOCK_TIMEOUT_S", 4.0)
+    monkeypatch.setitem(storage._CONNECT, "sqlite", {"timeout": 4.0})
+    plan(tmp_path, a={how: 3})
+    status, text = run(study(1, (1,)), tmp_path)
+    assert status.exit_code == 0
+    assert status.cells[0].attempts == 2
+    # A process may also be stopped by chance while its other thread holds the lock.
+    assert "keeps the storage locked, killed" in text or (how == "stop_at" and "silent, killed; a-seed1-" in text)
 
 
 @pytest.mark.parametrize("workers", [0, -1, True, 1.5, "many"])
@@ -233,16 +283,16 @@ def test_unknown_arms_and_seeds_are_refused_with_near_names(tmp_path: Path) -> N
 
 
 def test_auto_shares_cores_and_memory_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "cores", lambda: 12)
-    monkeypatch.setattr(local, "free_memory", lambda: 5 * 2**30 + 1)
+    monkeypatch.setattr(machine, "cores", lambda: 12)
+    monkeypatch.setattr(machine, "free_memory", lambda: 5 * 2**30 + 1)
     chosen = plan_workers("auto", 20)
     assert (chosen.workers, chosen.threads, chosen.why) == (5, 2, "12 cores, 5.0 GB of memory free, 20 cells to run")
     assert plan_workers("auto", 3).workers == 3
     assert (plan_workers(8, 20).workers, plan_workers(8, 20).threads) == (8, 1)
     assert plan_workers(8, 2).workers == 2
-    monkeypatch.setattr(local, "free_memory", lambda: 100)
+    monkeypatch.setattr(machine, "free_memory", lambda: 100)
     assert plan_workers("auto", 3).workers == 1
-    monkeypatch.setattr(local, "free_memory", lambda: None)
+    monkeypatch.setattr(machine, "free_memory", lambda: None)
     assert plan_workers("auto", 30).workers == 12
 
 

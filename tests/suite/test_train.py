@@ -12,9 +12,10 @@ import torch
 from fakes import POLICY_GRADIENT, small, trained
 from safetensors.torch import load_file
 
-from suite.checkpoint import tensors_hash
+from suite.checkpoint import restore, tensors_hash
 from suite.config import RunConfig, apply, fingerprint
-from suite.parts import assemble, restore
+from suite.metrics import METRICS, describe, describe_table
+from suite.parts import assemble
 from suite.policy import Policy
 from suite.rewards import SHAPINGS
 from suite.rollout.in_process import InProcessSampler
@@ -82,10 +83,15 @@ def test_with_several_updates_per_batch_the_period_counts_optimizer_steps(tmp_pa
         {**POLICY_GRADIENT, "objective__num_minibatches": 2, "rollout__sync_period": 4, "train__steps": 12},
         {"rollout__sync_period": "inf", "rollout__source": "fixed", "rollout__fixed_batches": 2},
         {
-            "objective__name": "policy_gradient", "objective__advantage": "reinforce",
-            "objective__baseline_decay": 0.5, "objective__trust_region": "kl_penalty",
-            "objective__kl_penalty_target": 1e-3, "objective__entropy_target": 5.0,
-            "objective__num_minibatches": 2, "rollout__sync_period": 2, "train__steps": 12,
+            "objective__name": "policy_gradient",
+            "objective__advantage": "reinforce",
+            "objective__baseline_decay": 0.5,
+            "objective__trust_region": "kl_penalty",
+            "objective__kl_penalty_target": 1e-3,
+            "objective__entropy_target": 5.0,
+            "objective__num_minibatches": 2,
+            "rollout__sync_period": 2,
+            "train__steps": 12,
         },
         {**POLICY_GRADIENT, "objective__advantage": "remax", "objective__kl": "reward"},
     ],
@@ -242,3 +248,16 @@ def test_twenty_steps_learn(options: dict[str, object], tmp_path: Path) -> None:
     _, tracker = trained(config, tmp_path)
     accuracy = [tracker.rows[step]["eval/validation/accuracy"] for step in (0, 20)]
     assert accuracy[1] - accuracy[0] > 0.05, accuracy  # 500 problems: the paired standard error is about 0.02
+
+
+def test_every_metric_of_the_documentation_is_logged_and_no_other(tmp_path: Path) -> None:
+    every = {**POLICY_GRADIENT, "objective__entropy_coef": 0.01}
+    configs = [small(train__steps=1), small(**every, train__steps=1)]
+    names: set[str] = set()
+    for index, config in enumerate(configs):
+        _, tracker = trained(config, tmp_path / str(index))
+        names |= {name for row in tracker.rows.values() for name in row}
+        assert {name for _, name in tracker.tables} == {"eval/test/problems"}
+        columns = tracker.tables[1, "eval/test/problems"][0]
+        assert columns == [column for column, _ in describe_table("eval/test/problems").columns]
+    assert {describe(name).name for name in names} == set(METRICS)
