@@ -170,7 +170,7 @@ class ObjectiveConfig:
     """For `advantage = gae`: lambda of the advantages (VC-PPO: 0.95)."""
     length_adaptive_alpha: float = 0.0
     """For `advantage = gae`: above 0, lambda is 1 - 1 / (alpha l) for a completion of l tokens (VAPO, section 4.2:
-    0.05, for thousands of tokens). It scales with the task's lengths: alpha l must be at least 1; 1 suits any length."""
+    0.05, for thousands of tokens). It scales with the lengths: alpha l must be at least 1; 1 suits any length."""
     whiten_advantages: bool = False
     """Advantages to mean 0 and deviation 1 over the trained tokens of the rollout batch (verl and TRL do so with GAE);
     REINFORCE++ always does."""

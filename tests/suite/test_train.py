@@ -205,16 +205,16 @@ def test_the_three_offline_kinds(tmp_path: Path) -> None:
     assert (pairs["reward"] == (pairs["completion"].str[::-1] == pairs["gold"])).all()
 
 
-@SHAPINGS.register("test_nan_at_third_batch")
-def nan_at_third_batch(groups: list, reward: object) -> None:
+@SHAPINGS.register("test_inf_at_third_batch")
+def inf_at_third_batch(groups: list, reward: object) -> None:
     """Breaks the reward of the third batch."""
-    nan_at_third_batch.calls = getattr(nan_at_third_batch, "calls", 0) + 1  # type: ignore[attr-defined]
-    if nan_at_third_batch.calls == 3:  # type: ignore[attr-defined]
-        groups[0][0].reward = math.nan
+    inf_at_third_batch.calls = getattr(inf_at_third_batch, "calls", 0) + 1  # type: ignore[attr-defined]
+    if inf_at_third_batch.calls == 3:  # type: ignore[attr-defined]
+        groups[0][0].reward = math.inf
 
 
 def test_a_nan_loss_stops_the_run_with_its_step_and_keeps_the_batch(tmp_path: Path) -> None:
-    config = small(**POLICY_GRADIENT, reward__shaping="test_nan_at_third_batch")
+    config = small(**POLICY_GRADIENT, reward__shaping="test_inf_at_third_batch")
     with pytest.raises(NonFiniteLoss, match="step 3: the loss is nan"):
         trained(config, tmp_path)
     failure = json.loads((tmp_path / "failure" / "failure.json").read_text())
