@@ -22,17 +22,18 @@ TABLE_COLUMNS = ["run_id", "arm", "seed", "step", "table"]
 class StudyData:
     """A study as W&B has it. Reading the same files twice gives identical frames, rows in the same order.
 
-    One seed counts once per arm: of several runs with the same arm and seed the newest finished one is kept (the
-    newest, where none finished) and the others are listed in `duplicates` alone.
+    One configuration counts once: of several runs with the same arm, seed and fingerprint the newest finished one is
+    kept (the newest, where none finished) and the others are listed in `duplicates` alone. Where an arm was defined
+    anew there is a run for each definition; which of them stands for the cell, the study's declaration says.
     """
 
     history: pd.DataFrame
     """Columns arm, seed, run_id, step, metric, value (float, NaN and infinities as logged), sorted by arm, seed, run,
     step, metric; one row per (run_id, step, metric), the last value logged."""
     runs: pd.DataFrame
-    """One row per run, sorted by arm and seed: run_id, arm, seed, name, fingerprint, commit, dirty, finished (ended
-    with exit code 0 and its file is whole), exit_code, truncated, damage, segments (1 + resumes), started_at (UTC),
-    seconds (of all segments together), path, config (dict)."""
+    """One row per run, sorted by arm, seed and fingerprint: run_id, arm, seed, name, fingerprint, commit, dirty,
+    finished (ended with exit code 0 and its file is whole), exit_code, truncated, damage, segments (1 + resumes),
+    started_at (UTC), seconds (of all segments together), path, config (dict)."""
     tables: pd.DataFrame
     """Columns run_id, arm, seed, step, table (its name), then the columns of the tables logged."""
     duplicates: pd.DataFrame
@@ -66,6 +67,11 @@ class _Run:
     @property
     def seed(self) -> int:
         return int(self.config["seed"])
+
+    @property
+    def cell(self) -> tuple[str, int, str]:
+        """Arm, seed and fingerprint, the last empty where the run does not say it."""
+        return self.arm, self.seed, str(self.config.get("fingerprint") or "")
 
     @property
     def finished(self) -> bool:
@@ -171,19 +177,13 @@ def _assemble(found: list[_Run], unreadable: list[tuple[str, str]], with_tables:
             usable.append(run)
         else:
             unreadable.append((run.path, f"run {run.run_id} has no integer 'seed' in its configuration"))
-    kept: dict[tuple[str, int], _Run] = {}
-    replaced: list[tuple[_Run, tuple[str, int]]] = []
-    for run in sorted(usable, key=lambda r: (r.finished, r.started_at, r.run_id), reverse=True):
-        cell = (run.arm, run.seed)
-        if cell in kept:
-            replaced.append((run, cell))
-        else:
-            kept[cell] = run
+    usable.sort(key=lambda run: (run.finished, run.started_at, run.run_id))
+    kept = {run.cell: run for run in usable}
     runs = [kept[cell] for cell in sorted(kept)]
-    replaced.sort(key=lambda pair: (pair[1], pair[0].run_id))
+    replaced = sorted((run for run in usable if kept[run.cell] is not run), key=lambda run: (run.cell, run.run_id))
     tables = _tables(runs, unreadable) if with_tables else pd.DataFrame(columns=TABLE_COLUMNS)
-    duplicates = _run_frame([run for run, _ in replaced])
-    duplicates["instead"] = pd.Series([kept[cell].run_id for _, cell in replaced], dtype="str")
+    duplicates = _run_frame(replaced)
+    duplicates["instead"] = pd.Series([kept[run.cell].run_id for run in replaced], dtype="str")
     return StudyData(
         history=_history(runs),
         runs=_run_frame(runs),

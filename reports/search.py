@@ -151,6 +151,9 @@ def _sentences(found: Mapping[str, Any], raw: Mapping[str, Any]) -> list[str]:
         out.append("A run whose loss was no number counts as a score of 0, and such a trial cannot win.")
     if "failed" in states:
         out.append("A failed trial counts as one of the arm's trials and has no score.")
+    codes = sorted({trial["code"] for arm in raw["arms"] for trial in arm["trials"]} - {""})
+    if len(codes) > 1:
+        out.append(f"Trials were ended by different code: {', '.join(codes)}.")
     if not found["done"]:
         out.append("The search is not finished.")
     return out

@@ -24,6 +24,8 @@ class Batch:
     """Index of the row's prompt in the rollout batch: rows of a group share it."""
     truncated_B: torch.Tensor
     units: list[list[int]]
+    fresh: bool = False
+    """Whether the weights have not moved since the batch was sampled from: its first update is to come."""
     targets: dict[str, torch.Tensor] = field(default_factory=dict)
     """Per-row values of the objective, shape (B,)."""
     token_rewards_BT: torch.Tensor | None = None

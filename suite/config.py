@@ -41,6 +41,8 @@ class ModelConfig:
     """For `arm:NAME`, filled in by the sweep: where that run's final model lies."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the weights in memory."""
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = _execution("auto")
+    """Attention kernel; `auto` = eager for the embedded models (faster at their size), else transformers' choice."""
     trust_remote_code: bool = False
     """Whether code shipped with a hub model may run here."""
 
@@ -175,8 +177,8 @@ class ObjectiveConfig:
     gae_lambda_policy: float = 0.95
     """For `advantage = gae`: lambda of the advantages (VC-PPO: 0.95)."""
     length_adaptive_alpha: float = 0.0
-    """For `advantage = gae`: above 0, lambda is 1 - 1 / (alpha l) for a completion of l tokens (VAPO, section 4.2: 0.05,
-    for thousands of tokens). It scales with the task's lengths: alpha l must be at least 1; 1 suits any length."""
+    """For `advantage = gae`: above 0, lambda is 1 - 1 / (alpha l) for a completion of l tokens (VAPO, section 4.2:
+    0.05, for thousands of tokens). It scales with the lengths: alpha l must be at least 1; 1 suits any length."""
     whiten_advantages: bool = False
     """Advantages to mean 0 and deviation 1 over the trained tokens of the rollout batch (verl and TRL do so with GAE);
     REINFORCE++ always does."""
@@ -208,8 +210,8 @@ class ObjectiveConfig:
     entropy_coef: float = 0.0
     """Coefficient of the entropy bonus, per nat."""
     entropy_target: float = 0.0
-    """Nats; above 0 the coefficient starts at entropy_coef, rises by entropy_coef_delta after an optimizer step of lower
-    entropy, falls after another, and counts only while entropy is below (Skywork-OR1, 2505.22312). 0 = fixed."""
+    """Nats; above 0 the coefficient starts at entropy_coef, rises by entropy_coef_delta after an optimizer step of
+    lower entropy, falls after another, and counts only while entropy is below (Skywork-OR1, 2505.22312). 0 = fixed."""
     entropy_coef_delta: float = 1e-4
     """With a target: the change per optimizer step (Skywork-OR1's scripts: 1e-4; TRL: 0.005)."""
     entropy_coef_max: float = 0.005
@@ -285,8 +287,8 @@ class CriticConfig:
     gae_lambda_value: float = 0.95
     """lambda of the critic's targets; 1 = the Monte-Carlo return (VC-PPO and VAPO: 1.0)."""
     pretrain_steps: int = 0
-    """First optimizer steps in which the policy stays as it is and the critic learns from Monte-Carlo returns; counted in
-    `train.steps`, while sync period and learning rate of the policy count from their end. VAPO, section 5.1: 50."""
+    """First optimizer steps in which the policy stays as it is and the critic learns from Monte-Carlo returns; counted
+    in `train.steps`, while sync period and learning rate of the policy count from their end. VAPO, section 5.1: 50."""
 
 
 @dataclass(frozen=True)

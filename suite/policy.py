@@ -35,6 +35,13 @@ def resolve_path(path: str, option: str = "model.path") -> str:
     return path
 
 
+def attention_kernel(config: ModelConfig) -> str | None:
+    """The kernel to ask transformers for; None leaves the choice to it."""
+    if config.attention != "auto":
+        return config.attention
+    return "eager" if config.path.startswith("seed:") else None
+
+
 @dataclass
 class Policy:
     """A model with its tokenizer and the ids that matter."""
@@ -56,7 +63,11 @@ class Policy:
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, **common)
             model = AutoModelForCausalLM.from_pretrained(
-                path, dtype=getattr(torch, config.dtype), use_safetensors=True, **common
+                path,
+                dtype=getattr(torch, config.dtype),
+                attn_implementation=attention_kernel(config),
+                use_safetensors=True,
+                **common,
             )
         except OSError as error:
             raise ValueError(f"model.path: cannot load {config.path!r}: {str(error).splitlines()[0]}") from error

@@ -275,6 +275,12 @@ def winners(study: Study, folder: Path) -> Study:
         raise ValueError(f"{path} is of another study or other arms than {study.name!r}; name another folder")
     if not tree["done"]:
         raise ValueError(f"the search of study {study.name!r} is not finished; {hint}")
+    without = [arm["name"] for arm in tree["arms"] if arm["winner"] is None]
+    if without:
+        raise ValueError(
+            f"the search of study {study.name!r} has no winner for {', '.join(without)}: no trial ran to its end; "
+            "add trials, or change the ranges in another folder"
+        )
     found = tuned(study, {arm["name"]: arm["params"] for arm in tree["arms"]})
     for arm in tree["arms"]:
         if fingerprint(found.config(arm["name"])) != arm["fingerprint"]:

@@ -108,7 +108,7 @@ def minibatches(config: RunConfig, batch: Batch, step: int) -> Iterator[Batch]:
         for part in range(count):
             chosen = order[part * len(order) // count : (part + 1) * len(order) // count]
             mini = batch.take(chosen) if count > 1 else batch
-            yield replace(mini, learner_logprobs_BT=None) if epoch == part == 0 else mini
+            yield replace(mini, learner_logprobs_BT=None, fresh=True) if epoch == part == 0 else mini
 
 
 def learners(config: RunConfig, parts: Parts) -> list[tuple[int, Callable[[Batch, int], dict[str, float]]]]:
@@ -133,7 +133,7 @@ def update(config: RunConfig, parts: Parts, mini: Batch, step: int) -> dict[str,
         )
         out = objective.loss(micro, logprobs_BT, entropy_BT, denominators)
         out.loss.backward()
-        if step % config.updates_per_batch == 0:  # the weights have not moved yet
+        if mini.fresh:
             for name, share in kl_metrics(micro, logprobs_BT.detach(), int(mini.mask_BT.sum())).items():
                 sums[name] = sums.get(name, 0.0) + share
         total += float(out.loss.detach())

@@ -96,7 +96,7 @@ def tune_study(
     console.print(table(book))
     without = [arm.name for arm in study.arms if arm.name not in params]
     if without:
-        console.print(f"no trial of {', '.join(without)} has a score: there is no winner to compare", highlight=False)
+        console.print(f"no trial of {', '.join(without)} ran to its end: there is no winner", highlight=False)
         return Tuned(params, None, 1)
     final = tuned(study, params)
     plain = {"command": command, "rerun_stale": rerun_stale, **how}
@@ -190,9 +190,9 @@ def outcomes(book: Book, trial: Trial, seeds: Sequence[int], place: Path) -> Out
 
 def record(book: Book, folder: Path) -> dict[str, Any]:
     """Writes `search.json`: the search as declared, every trial, and each arm's winner once all trials have ended."""
-    search, arms = book.search, []
+    search, every, arms = book.search, book.trials(), []
     for arm in book.study.arms:
-        trials = book.trials(arm.name)
+        trials = [trial for trial in every if trial.arm == arm.name]
         done = sum(trial.state != "running" for trial in trials) >= search.trials
         best = book.best(arm.name) if done else None
         params = None if best is None else dict(best.params)
@@ -220,7 +220,7 @@ def record(book: Book, folder: Path) -> dict[str, Any]:
         "min_importance": MIN_IMPORTANCE,
         "prune_p": PRUNE_P,
         "steps": book.study.config(book.study.control.name).train.steps,
-        "done": all(arm["winner"] is not None for arm in arms),
+        "done": all(trial.state != "running" for trial in every) and len(every) >= search.trials * len(arms),
         "arms": arms,
     }
     write_json(folder / FILE, tree)

@@ -24,6 +24,7 @@ from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from suite.config import apply, fingerprint
+from suite.provenance import code_name, provenance
 from suite.randomness import generator
 from suite.search import Int, LogFloat, OneOf, Range, Search
 from suite.storage import Store
@@ -62,6 +63,8 @@ class Trial:
     seconds: float = 0.0
     reason: str = ""
     """Why it failed or was pruned, or what else should be known."""
+    code: str = ""
+    """The code that ended it, as in `commit 1a2b3c4d`."""
 
     @property
     def name(self) -> str:
@@ -143,6 +146,7 @@ class Book:
             "tokens": trial.tokens,
             "seconds": trial.seconds,
             "reason": trial.reason,
+            "code": code_name(provenance()),
         }
 
         def action() -> None:
@@ -290,6 +294,7 @@ def _trial(arm: str, trial: FrozenTrial) -> Trial:
         result.get("tokens", 0.0),
         result.get("seconds", 0.0),
         result.get("reason", ""),
+        result.get("code", ""),
     )
 
 
@@ -304,5 +309,6 @@ def as_json(trial: Trial) -> dict[str, Any]:
         "tokens": trial.tokens,
         "seconds": trial.seconds,
         "reason": trial.reason,
+        "code": trial.code,
         "repeats": trial.cell if trial.repeats else None,
     }

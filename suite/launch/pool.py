@@ -18,10 +18,10 @@ from suite.launch.machine import memory_kills
 from suite.storage import StorageDown
 from suite.sweep import Sweep
 
-LOOK_S = 1.0
+LOOK_S = 2.0
 """Seconds between looks at the storage."""
-GRACE_S = 120.0
-"""Seconds in which workers that were asked to stop must have left; then they are killed."""
+GRACE_S = 10.0
+"""Seconds beyond the time that workers have to leave, after which they are killed."""
 LINGER_S = 60.0
 """Seconds in which workers must have ended when no cell is left."""
 
@@ -109,7 +109,10 @@ def _kill_group(leader: int) -> None:
 class Supervisor:
     """Keeps the workers of a pool going, shows what they do, and passes on that the user wants to stop."""
 
-    def __init__(self, sweep: Sweep, pool: Pool, display: Display, choice: Choice, heard: list[int]) -> None:
+    def __init__(
+        self, sweep: Sweep, pool: Pool, display: Display, choice: Choice, heard: list[int], grace_s: float
+    ) -> None:
+        self._grace_s = grace_s
         self._sweep, self._pool, self._display, self._choice, self._heard = sweep, pool, display, choice, heard
         self._answered = 0
         self._deadline: float | None = None
@@ -156,7 +159,7 @@ class Supervisor:
         self._answered = len(self._heard)
         if self._answered == 1:
             self._display.say("stopping: workers write their checkpoints (once more kills them)")
-            self._deadline = time.monotonic() + GRACE_S
+            self._deadline = time.monotonic() + self._grace_s
             self._pool.stop()
         else:
             self._display.say("killing the workers; their cells go on from their last checkpoints")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from suite.config import RunConfig
-from suite.objectives import gae as _gae  # registers its entry
+from suite.objectives import gae as _gae  # noqa: F401  registers its entry
 from suite.objectives.advantages import ADVANTAGES
 from suite.objectives.aggregation import AGGREGATIONS
 from suite.objectives.dpo import DPO, dpo_reads

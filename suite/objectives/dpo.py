@@ -56,6 +56,7 @@ class DPO(Objective):
         self._nll_coef, self._grpo_coef = objective.nll_coef, objective.grpo_coef
         self._nll_over_tokens = self._nll_coef != 0 and objective.nll_length_normalized
         self._grpo = PolicyGradient(config, completion_budget, entropy=False) if self._grpo_coef != 0 else None
+        self.needs_learner_logprobs = self._grpo is not None and self._grpo.needs_learner_logprobs
         self._entropy = entropy_term(objective)
         self._entropy_over = objective.entropy_over if self._entropy else "all"
         self.needs_entropy = self._entropy is not None

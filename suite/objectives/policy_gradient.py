@@ -64,6 +64,9 @@ class PolicyGradient(Objective):
         self._entropy = entropy_term(objective) if entropy else None
         self.needs_entropy = self._entropy is not None
         self.needs_reference = self._kl_in != "none"
+        self.needs_learner_logprobs = self._reference == "learner" and (
+            not self._ratio_is_one or self._kl_in == "reward"
+        )
         self._positive_coef = objective.positive_nll_coef
         self._moving = MovingBaseline(objective, len(self._tasks)) if self._baseline == "moving" else None
         self._penalty = PenaltyCoefficient(objective) if objective.trust_region == "kl_penalty" else None
@@ -73,9 +76,6 @@ class PolicyGradient(Objective):
             "entropy": self._entropy.controller if self._entropy else None,
         }
         self.controllers: dict[str, Controller] = {name: part for name, part in adapted.items() if part is not None}
-        self.needs_learner_logprobs = self._reference == "learner" and (
-            not self._ratio_is_one or self._kl_in == "reward"
-        )
         if self._kl_in != "none":
             self._kl, self._kl_coef = resolve_kl_estimator(objective), objective.kl_coef
 

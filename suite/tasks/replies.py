@@ -109,9 +109,9 @@ def errands() -> dict[Split, list[Errand]]:
 
 
 def sample_reply(errand: Errand, rng: np.random.Generator) -> str:
-    """A reply as people in this world write them: one to five words, now and then to the point, polite or rude."""
+    """A reply as people in this world write them: three to six words, now and then to the point, polite or rude."""
     words = []
-    for _ in range(int(rng.integers(1, 6))):
+    for _ in range(int(rng.integers(3, 7))):
         kind = rng.random()
         if kind < 0.18:
             words.append(errand.thing)

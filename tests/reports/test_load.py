@@ -14,7 +14,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from reports.declared import Declaration, DeclaredArm, DeclaredCell
 from reports.load import HISTORY_COLUMNS, StudyData, _join, load_api, load_study
+from reports.results import Results
 from reports.wandb_file import RunFile
 from suite.tracking import Tracker
 
@@ -154,6 +156,27 @@ def test_one_seed_counts_once_per_arm(make: MAKE, tmp_path: Path) -> None:
     assert study.history.value.tolist() == [2.0, 5.0]
     pairs = dict(zip(study.duplicates.run_id, study.duplicates.instead, strict=True))
     assert pairs == {"failed": "new", "old": "new", "failed-old": "failed-new"}
+
+
+def test_an_arm_that_was_defined_anew_and_back_again_keeps_its_first_runs(make: MAKE, tmp_path: Path) -> None:
+    config = {"arm": "a", "seed": 1, "commit": "c0ffee", "dirty": False}
+    for name, fingerprint, value in (("first", "f1", 0.25), ("torn", "f1", 0.5), ("later", "f2", 0.75)):
+        rows = [{"step": 0, "eval/test/accuracy": value}]
+        made = {**config, "fingerprint": fingerprint}
+        make("a", 1, rows, folder=name, run_id=name, config=made, exit_code=int(name == "torn"))
+    data = load_study(tmp_path)
+    assert data.runs.run_id.tolist() == ["first", "later"]
+    assert list(zip(data.duplicates.run_id, data.duplicates.instead, strict=True)) == [("torn", "first")]
+    arm = DeclaredArm("a", "a", {})
+    for fingerprint, value, other in (("f1", 0.25, "later"), ("f2", 0.75, "first")):
+        cell = DeclaredCell("a", 1, f"a-1-{fingerprint}", fingerprint, "complete", None)
+        metric = "eval/test/accuracy"
+        declared = Declaration("study", "?", metric, "a", (arm,), (1,), cells=(cell,))
+        results = Results(declared, data)
+        assert results.initial("a", metric) == {1: value}
+        (left,) = results.left_out
+        assert left["run_id"] == other
+        assert "not the one that the study declares now" in left["why"]
 
 
 def test_torn_damaged_and_foreign_files_are_told(make: MAKE, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def trial(number: int, state: str, score: float | None, **more: Any) -> dict[str
         "tokens": 1000.0 * (number + 1),
         "seconds": 10.0 + number,
         "reason": "",
+        "code": "commit c0ffee00",
         "repeats": None,
     }
     return found | more
@@ -51,7 +52,7 @@ def record(**changes: Any) -> dict[str, Any]:
             trial(0, "failed", None, reason="error: RuntimeError: <b>boom</b> (step 4)", tokens=123.0),
             trial(1, "complete", 0.7),
             trial(2, "complete", 0.6),
-            trial(3, "complete", 0.7, repeats="online-t01", tokens=0.0, seconds=0.0),
+            trial(3, "complete", 0.7, repeats="online-t01", tokens=0.0, seconds=0.0, code="commit 12345678"),
         ],
     }
     arms = [
@@ -156,6 +157,7 @@ def test_the_page_marks_every_number_and_shows_every_trial(whole: tuple[dict[str
         "Only the runs of the winners under other seeds (0, 1, 2, 3, 4) enter",
         "4 trials of 20 optimizer steps, each under search seeds 7, 8",
         "no test problem was looked at",
+        "Trials were ended by different code: commit 12345678, commit c0ffee00.",
         "the same configuration as online-t01, not run again",
     ):
         assert words in plain, words

@@ -83,10 +83,15 @@ def test_with_several_updates_per_batch_the_period_counts_optimizer_steps(tmp_pa
         {**POLICY_GRADIENT, "objective__num_minibatches": 2, "rollout__sync_period": 4, "train__steps": 12},
         {"rollout__sync_period": "inf", "rollout__source": "fixed", "rollout__fixed_batches": 2},
         {
-            "objective__name": "policy_gradient", "objective__advantage": "reinforce",
-            "objective__baseline_decay": 0.5, "objective__trust_region": "kl_penalty",
-            "objective__kl_penalty_target": 1e-3, "objective__entropy_target": 5.0,
-            "objective__num_minibatches": 2, "rollout__sync_period": 2, "train__steps": 12,
+            "objective__name": "policy_gradient",
+            "objective__advantage": "reinforce",
+            "objective__baseline_decay": 0.5,
+            "objective__trust_region": "kl_penalty",
+            "objective__kl_penalty_target": 1e-3,
+            "objective__entropy_target": 5.0,
+            "objective__num_minibatches": 2,
+            "rollout__sync_period": 2,
+            "train__steps": 12,
         },
         {**POLICY_GRADIENT, "objective__advantage": "remax", "objective__kl": "reward"},
     ],
@@ -200,16 +205,16 @@ def test_the_three_offline_kinds(tmp_path: Path) -> None:
     assert (pairs["reward"] == (pairs["completion"].str[::-1] == pairs["gold"])).all()
 
 
-@SHAPINGS.register("test_nan_at_third_batch")
-def nan_at_third_batch(groups: list, reward: object) -> None:
+@SHAPINGS.register("test_inf_at_third_batch")
+def inf_at_third_batch(groups: list, reward: object) -> None:
     """Breaks the reward of the third batch."""
-    nan_at_third_batch.calls = getattr(nan_at_third_batch, "calls", 0) + 1  # type: ignore[attr-defined]
-    if nan_at_third_batch.calls == 3:  # type: ignore[attr-defined]
-        groups[0][0].reward = math.inf  # NaN would be an abstention
+    inf_at_third_batch.calls = getattr(inf_at_third_batch, "calls", 0) + 1  # type: ignore[attr-defined]
+    if inf_at_third_batch.calls == 3:  # type: ignore[attr-defined]
+        groups[0][0].reward = math.inf
 
 
 def test_a_nan_loss_stops_the_run_with_its_step_and_keeps_the_batch(tmp_path: Path) -> None:
-    config = small(**POLICY_GRADIENT, reward__shaping="test_nan_at_third_batch")
+    config = small(**POLICY_GRADIENT, reward__shaping="test_inf_at_third_batch")
     with pytest.raises(NonFiniteLoss, match="step 3: the loss is nan"):
         trained(config, tmp_path)
     failure = json.loads((tmp_path / "failure" / "failure.json").read_text())

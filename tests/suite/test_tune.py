@@ -200,6 +200,22 @@ def filled(one: Study, folder: Path, anew: bool = False) -> list[Trial]:
     return opened.trials()
 
 
+def test_the_winner_is_the_best_complete_trial_and_the_first_of_equals(tmp_path: Path) -> None:
+    one = study(4)
+    search_folder(tmp_path / "mini").mkdir()
+    opened = book(one, tmp_path / "mini")
+    scores = {0: 0.4, 1: 0.6, 2: 0.6, 3: 0.9}
+    while batch := opened.propose():
+        for trial in batch:
+            state = "diverged" if trial.number == 3 else "complete"
+            opened.end(replace(trial, state=state, score=scores[trial.number], scores={101: scores[trial.number]}))
+    best = opened.best("k")
+    assert best is not None
+    assert best.number == 1
+    assert [t.number if (t := opened.best("k", before)) else None for before in (0, 1, 2, 3)] == [None, 0, 1, 1]
+    assert [t.number if (t := opened.rival(trial)) else None for trial in opened.trials("k")] == [None, None, 1, 1]
+
+
 def test_a_batch_knows_only_earlier_batches(tmp_path: Path) -> None:
     """Ending one of two trials of a batch before the other is proposed changes nothing."""
     one = study(6)
@@ -299,10 +315,16 @@ def test_an_arm_without_a_scored_trial_has_no_winner_and_nothing_is_compared(tmp
     plan(folder, **{f"k-t0{n}": {"fail_at": 2, "error": "nan", "times": 9} for n in range(2)})
     found, text = tune(study(2), folder)
     assert (found.exit_code, found.status, set(found.params)) == (1, None, {"online"})
-    assert "no trial of k has a score" in text
+    assert "no trial of k ran to its end" in text
     assert not (folder / "study.json").exists()
-    with pytest.raises(ValueError, match="is not finished"):
+    with pytest.raises(ValueError, match="has no winner for k: no trial ran to its end"):
         winners(study(2), folder)
+    tree = json.loads((folder / FILE).read_text())
+    (folder / FILE).write_text(json.dumps({**tree, "done": False}))
+    with pytest.raises(ValueError, match="is not finished; `suite tune mini` runs it"):
+        winners(study(2), folder)
+    with pytest.raises(ValueError, match="is of another study or other arms"):
+        winners(replace(study(2), name="other"), folder)
 
 
 def in_process(opened: Book, place: Path, runs: list[tuple[str, int]]) -> Run:
