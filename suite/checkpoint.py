@@ -1,15 +1,19 @@
-"""Checkpoints: safetensors and one JSON, written whole or not at all, verified when read."""
+"""Checkpoints: safetensors and one JSON, written whole or not at all, beside the training, verified when read."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -57,23 +61,89 @@ def save(
 ) -> Path:
     """Write folder/step-NNNNNN and drop all but the newest `keep`.
 
-    Files are written beside their place with a manifest of their hashes and moved in by one rename, so a
-    kill at any moment leaves whole checkpoints only.
+    Files are written beside their place with a manifest of their hashes, brought to the disk, and moved in by one
+    rename, so a kill or a power cut at any moment leaves whole checkpoints only.
     """
     place = folder / f"step-{step:06d}"
-    partial = folder / f".{place.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
+    # a name of its own: a worker that lost the run, and does not know it yet, may be writing the same step
+    partial = folder / f".{place.name}.{uuid.uuid4().hex[:8]}.partial"
     partial.mkdir(parents=True)
     for name, group in tensors.items():
         save_file({key: value.detach().contiguous() for key, value in group.items()}, partial / f"{name}.safetensors")
+        _to_disk(partial / f"{name}.safetensors")
     write_json(partial / "state.json", {"step": step, **state})
     write_json(partial / MANIFEST, {file.name: file_hash(file) for file in sorted(partial.iterdir())})
+    _to_disk(partial)
     if place.exists():
-        shutil.rmtree(place)
+        place.rename(folder / f"{partial.name}.old")
     partial.rename(place)
-    for old in _places(folder)[keep:]:
-        shutil.rmtree(old)
+    _to_disk(folder)
+    for old in (*[old for old in _places(folder) if old <= place][keep:], *folder.glob(f".{place.name}.*.old")):
+        _remove(old)
     return place
+
+
+def _to_disk(path: Path) -> None:
+    """Have the system write a file, or a folder's list of names, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _remove(place: Path) -> None:
+    # another process may be removing the same; what is left is found by the next
+    shutil.rmtree(place, ignore_errors=True)
+
+
+class Writer:
+    """Writes checkpoints in a thread of its own, from copies of the tensors, so that training goes on meanwhile.
+
+    One at a time: the next one waits for the one before. An error of a write is raised by the next call, or at the
+    end of the context, which waits for the write under way. `first` runs in the thread before each write.
+    """
+
+    def __init__(self, folder: Path, *, keep: int, first: Callable[[], None] = lambda: None) -> None:
+        self._folder, self._keep, self._first = folder, keep, first
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+
+    def save(self, step: int, tensors: Mapping[str, Mapping[str, torch.Tensor]], state: dict[str, Any]) -> None:
+        """Start writing what the tensors and the state are now; returns when both are copied."""
+        self.wait()
+        copies = {
+            name: {key: value.detach().to("cpu", copy=True) for key, value in group.items()}
+            for name, group in tensors.items()
+        }
+        self._pending = self._thread.submit(self._write, step, copies, copy.deepcopy(state))
+
+    def check(self) -> None:
+        """Raise the error of a write that has failed; does not wait."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when nothing is being written; raises the error of a write that failed."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def _write(self, step: int, tensors: Mapping[str, Mapping[str, torch.Tensor]], state: dict[str, Any]) -> None:
+        self._first()
+        save(self._folder, step, tensors, state, keep=self._keep)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.shutdown(wait=True)
+        if error is None:
+            self.wait()
+        elif self._pending is not None and (failed := self._pending.exception()) is not None:
+            error.add_note(f"and the checkpoint could not be written: {type(failed).__name__}: {failed}")
 
 
 def _places(folder: Path) -> list[Path]:
@@ -88,7 +158,7 @@ def is_whole(place: Path) -> bool:
         return False
     try:
         hashes = json.loads(manifest.read_text(encoding="utf-8"))
-    except json.JSONDecodeError:
+    except ValueError:
         return False
     return all((place / name).is_file() and file_hash(place / name) == value for name, value in hashes.items())
 
@@ -104,8 +174,14 @@ def latest(folder: Path) -> Checkpoint | None:
 
 
 def restore(folder: Path, identity: str) -> Checkpoint | None:
-    """The newest whole checkpoint of a run, or None. Raises ValueError if it is of another configuration."""
+    """The newest whole checkpoint of a run, or None; damaged newer ones and half-written ones are removed.
+
+    Only the run's owner may call it. Raises ValueError if the checkpoint is of another configuration.
+    """
     found = latest(folder)
+    newer = [place for place in _places(folder) if found is None or place.name > f"step-{found.step:06d}"]
+    for left in (*newer, *folder.glob(".step-*")):
+        _remove(left)
     if found and found.state["fingerprint"] != identity:
         raise ValueError(
             f"the checkpoint in {folder} is of configuration {found.state['fingerprint']}, this run is {identity}; "

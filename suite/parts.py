@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
-from suite import checkpoint, critic, optim, tasks
-from suite.checkpoint import Checkpoint
+from suite import critic, optim, tasks
+from suite.checkpoint import Checkpoint, Writer
 from suite.config import RunConfig, fingerprint
 from suite.critic import Critic
 from suite.objectives import build as build_objective
@@ -19,6 +18,7 @@ from suite.protocols import Objective, Task
 from suite.reference import Memory
 from suite.rollout import collect
 from suite.rollout.in_process import InProcessSampler
+from suite.tracking import Tracker
 
 
 @dataclass
@@ -88,8 +88,11 @@ def assemble(config: RunConfig, start: Checkpoint | None = None) -> Parts:
     return parts
 
 
-def save(config: RunConfig, folder: Path, parts: Parts, batches: int, run_id: str, latest: dict[str, float]) -> None:
-    """Checkpoint after `batches` rollout batches, with the latest value of every metric."""
+def save(
+    config: RunConfig, writer: Writer, parts: Parts, batches: int, tracker: Tracker, latest: dict[str, float],
+    pending: bool,
+) -> None:  # fmt: skip
+    """Checkpoint after `batches` rollout batches; `pending`: the evaluation of that step is still to come."""
     tensors = {
         "policy": parts.policy.model.state_dict(),
         "generator": parts.generator.model.state_dict(),
@@ -103,6 +106,7 @@ def save(config: RunConfig, folder: Path, parts: Parts, batches: int, run_id: st
         tensors |= parts.critic.tensors()
     state = {
         "batches": batches, "generator_version": parts.generator.version, "counters": vars(parts.counters),
-        "run_id": run_id, "fingerprint": fingerprint(config), "latest": latest,
+        "run_id": tracker.run_id, "logged": tracker.logged, "fingerprint": fingerprint(config), "latest": latest,
+        "pending": pending,
     }  # fmt: skip
-    checkpoint.save(folder, batches * config.updates_per_batch, tensors, state, keep=config.train.keep_checkpoints)
+    writer.save(batches * config.updates_per_batch, tensors, state)

@@ -124,7 +124,10 @@ def _load(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Model and tokenizer. With `new_head` a model without a trained head gets a random one."""
     folder, common = resolve_path(path, "reward model"), {"trust_remote_code": trust_remote_code}
-    transformers.utils.logging.disable_progress_bar()
+    words = transformers.utils.logging
+    words.disable_progress_bar()
+    before = words.get_verbosity()
+    words.set_verbosity_error()  # what its report says of missing weights is said below, or is meant
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **common)
         model, found = AutoModelForSequenceClassification.from_pretrained(
@@ -133,6 +136,8 @@ def _load(
         )  # fmt: skip
     except OSError as error:
         raise ValueError(f"reward model: cannot load {path!r}: {str(error).splitlines()[0]}") from error
+    finally:
+        words.set_verbosity(before)
     if found["mismatched_keys"]:
         name, theirs, _ = sorted(found["mismatched_keys"])[0]
         raise ValueError(f"the reward model {path!r} has {theirs[0]} labels ({name}); a scalar reward has one")

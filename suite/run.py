@@ -67,25 +67,26 @@ def run(
     validate(config)
     identity, code = fingerprint(config), provenance()
     record = {"fingerprint": identity, "seed": config.seed, **asdict(info), **code, "run": to_json(config)}
-    described = folder / "config.json"
-    if described.is_file():
-        found = json.loads(described.read_text(encoding="utf-8"))["fingerprint"]
-        if found != identity:
-            raise ValueError(f"{folder} holds run {found}, and this configuration is {identity}; take another folder")
-    result = folder / "result.json"
+    described, result = folder / "config.json", folder / "result.json"
+    found = json.loads(described.read_text(encoding="utf-8")) if described.is_file() else {"fingerprint": identity}
+    if found["fingerprint"] != identity:
+        raise ValueError(
+            f"{folder} holds run {found['fingerprint']}, and this configuration is {identity}; take another folder"
+        )
     if result.is_file():
         return dict(json.loads(result.read_text(encoding="utf-8"))["metrics"])
     folder.mkdir(parents=True, exist_ok=True)
+    start = restore(folder / "checkpoints", identity)
+    # kept here too: killed before its first checkpoint, a run is still one run in W&B
+    record["run_id"] = start.state["run_id"] if start else found.get("run_id") or uuid.uuid4().hex[:12]
     write_json(described, record)
     if config.model.folder:
         export(Path(config.model.folder))
 
-    start = restore(folder / "checkpoints", identity)
-    run_id = start.state["run_id"] if start else uuid.uuid4().hex[:12]
     tracked = {key: record[key] for key in ("study", "arm", "label", "seed", "fingerprint", "differs", "run", *code)}
     with Tracker(
-        folder, project=info.study, group=info.arm, name=folder.name, config=tracked, run_id=run_id,
-        resume_step=start.step if start else 0,
+        folder, project=info.study, group=info.arm, name=folder.name, config=tracked, run_id=record["run_id"],
+        resume_step=start.step if start else 0, resume_rows=start.state["logged"] if start else 0,
     ) as tracker:  # fmt: skip
         outcome = train(config, folder, tracker, start, on_progress=on_progress, stop=stop)
     if stop is not None:

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from suite import checkpoint, optim
 from suite.batch import Batch, collate, kl_metrics
-from suite.checkpoint import Checkpoint
+from suite.checkpoint import Checkpoint, Writer
 from suite.config import RunConfig
 from suite.evaluate import Evaluation, evaluate, probe
 from suite.parts import Parts, assemble, save
@@ -184,66 +184,67 @@ def train(
                 tracker.log_table(step, name, (list(rows[0]), [list(row.values()) for row in rows]))
         record(step, {**found.metrics, "time/eval_s": time.perf_counter() - began})
 
-    if not start:
-        evaluate_at(0)
-    for number in range(parts.first_batch, steps // updates):
-        step = number * updates
-        clock = [time.perf_counter()]
+    if not start or start.state["pending"]:
+        evaluate_at(start.step if start else 0)
+    with Writer(folder / "checkpoints", keep=config.train.keep_checkpoints, first=tracker.sync) as writer:
+        for number in range(parts.first_batch, steps // updates):
+            step = number * updates
+            clock = [time.perf_counter()]
+            writer.check()
 
-        moved, period = config.policy_steps(step), config.rollout.sync_period
-        if moved and period != "inf" and moved % period == 0:
-            parts.generator.load(parts.policy.model.state_dict(), step)
-            counters.loads += 1
-            if parts.reference is not None and config.rollout.reference_sync == "with_generator":
-                parts.reference.load_state_dict(parts.policy.model.state_dict())
+            moved, sync = config.policy_steps(step), config.rollout.sync_period
+            if moved and sync != "inf" and moved % sync == 0:
+                parts.generator.load(parts.policy.model.state_dict(), step)
+                counters.loads += 1
+                if parts.reference is not None and config.rollout.reference_sync == "with_generator":
+                    parts.reference.load_state_dict(parts.policy.model.state_dict())
 
-        collected = parts.rollouts(number)
-        groups = collected.groups
-        clock.append(time.perf_counter())
-        SHAPINGS[config.reward.shaping](with_greedy(groups), config.reward)
-        collect.store(groups, folder / "rollouts" / f"batch-{number:06d}.parquet")
-        counters.generated_tokens += collected.generated_tokens
-        counters.prompts += collected.prompts
-        clock.append(time.perf_counter())
+            collected = parts.rollouts(number)
+            groups = collected.groups
+            clock.append(time.perf_counter())
+            SHAPINGS[config.reward.shaping](with_greedy(groups), config.reward)
+            collect.store(groups, folder / "rollouts" / f"batch-{number:06d}.parquet")
+            counters.generated_tokens += collected.generated_tokens
+            counters.prompts += collected.prompts
+            clock.append(time.perf_counter())
 
-        batch, batch_metrics = prepare(config, parts, groups, step)
-        row = {
-            **statistics(groups), **collected.metrics, **batch_metrics, "sync/loads": counters.loads,
-            "sync/version": parts.generator.version,
-            "sync/staleness": moved - config.policy_steps(parts.generator.version),
-            "time/sample_s": clock[1] - clock[0], "time/reward_s": clock[2] - clock[1],
-        }  # fmt: skip
-        for offset, mini in enumerate(minibatches(config, batch, step) if batch else [None] * updates):
-            began = time.perf_counter() if offset else clock[2]
-            try:
-                for first, learn in learning:
-                    row.update(learn(mini, step + offset) if mini and step + offset >= first else {})
-            except NonFiniteLoss as error:
-                collect.store(groups, folder / "failure" / "rollouts.parquet")
-                checkpoint.save_failure(folder / "failure", step + offset + 1, vars(mini), str(error))
-                raise
-            now = time.perf_counter()
-            record(
-                step + offset + 1,
-                {
-                    **row, "time/train_s": now - began, "time/step_s": now - (began if offset else clock[0]),
-                    "cost/generated_tokens": counters.generated_tokens, "cost/prompts": counters.prompts,
-                    "cost/trained_tokens": counters.trained_tokens,
-                },
-            )  # fmt: skip
-            row = {}
-            if (step + offset + 1) % config.eval.every == 0 or step + offset + 1 == steps:
-                evaluate_at(step + offset + 1)
+            batch, batch_metrics = prepare(config, parts, groups, step)
+            row = {
+                **statistics(groups), **collected.metrics, **batch_metrics, "sync/loads": counters.loads,
+                "sync/version": parts.generator.version,
+                "sync/staleness": moved - config.policy_steps(parts.generator.version),
+                "time/sample_s": clock[1] - clock[0], "time/reward_s": clock[2] - clock[1],
+            }  # fmt: skip
+            for offset, mini in enumerate(minibatches(config, batch, step) if batch else [None] * updates):
+                began = time.perf_counter() if offset else clock[2]
+                try:
+                    for first, learn in learning:
+                        row.update(learn(mini, step + offset) if mini and step + offset >= first else {})
+                except NonFiniteLoss as error:
+                    collect.store(groups, folder / "failure" / "rollouts.parquet")
+                    checkpoint.save_failure(folder / "failure", step + offset + 1, vars(mini), str(error))
+                    raise
+                now = time.perf_counter()
+                record(
+                    step + offset + 1,
+                    {
+                        **row, "time/train_s": now - began, "time/step_s": now - (began if offset else clock[0]),
+                        "cost/generated_tokens": counters.generated_tokens, "cost/prompts": counters.prompts,
+                        "cost/trained_tokens": counters.trained_tokens,
+                    },
+                )  # fmt: skip
+                row = {}
+                if offset + 1 < updates and (step + offset + 1) % config.eval.every == 0:
+                    evaluate_at(step + offset + 1)
 
-        done = step + updates
-        asked = stop is not None and stop() and done < steps
-        due = (
-            config.train.checkpoint_every
-            and done // config.train.checkpoint_every > step // config.train.checkpoint_every
-        )
-        if asked or due or done == steps:
-            tracker.sync()
-            save(config, folder / "checkpoints", parts, number + 1, tracker.run_id, latest)
-        if asked:
-            raise Interrupted(f"stopped after step {done} of {steps}")
+            done, period = step + updates, config.train.checkpoint_every
+            pending = done % config.eval.every == 0 or done == steps
+            # an evaluation is repeated exactly, so what the step has cost is kept before it
+            asked = stop is not None and stop()
+            if asked or done == steps or (period and done // period > step // period):
+                save(config, writer, parts, number + 1, tracker, latest, pending)
+            if asked:
+                raise Interrupted(f"stopped after step {done} of {steps}")
+            if pending:
+                evaluate_at(done)
     return Outcome(steps, latest, checkpoint.tensors_hash(parts.policy.model.state_dict()))

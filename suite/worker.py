@@ -33,6 +33,9 @@ from suite.sweep import CURVE, Sweep
 PATIENCE_S = 3600.0
 """How long a worker waits for a storage that does not answer before it gives up."""
 
+LEAVE_S = 25.0
+"""Seconds after SIGTERM or SIGINT within which a worker has left. Slurm and Kubernetes kill after 30."""
+
 STOPPED, HUNG, NO_STORAGE = 75, 70, 74
 """Exit codes: the worker was asked to stop; its cell hung; the storage did not answer."""
 
@@ -44,20 +47,31 @@ class Stop:
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self._since = 0.0
 
     def __call__(self, *_: object) -> None:
+        if not self._event.is_set():
+            self._since = time.monotonic()
         self._event.set()
 
     def asked(self) -> bool:
         return self._event.is_set()
 
+    def seconds(self) -> float:
+        """Since when the worker is to leave, seconds; 0 if it was not asked to."""
+        return time.monotonic() - self._since if self._event.is_set() else 0.0
+
     def wait(self, seconds: float) -> None:
         self._event.wait(seconds)
 
-    def listen(self, parent: int | None) -> None:
-        """Hears the two signals, and the end of the process `parent`, whose pipe is then this one's standard input."""
+    def listen(self, parent: int | None, leave_s: float) -> None:
+        """Hears the two signals, and the end of the process `parent`, whose pipe is then this one's standard input.
+
+        Whatever the process is doing by then, such as waiting for a storage, it ends soon after `leave_s` seconds.
+        """
         signal.signal(signal.SIGTERM, self)
         signal.signal(signal.SIGINT, self)
+        threading.Thread(target=self._end, args=(leave_s + HEARTBEAT_S,), daemon=True).start()
         if parent is None:
             return
         if sys.platform == "linux":
@@ -66,6 +80,11 @@ class Stop:
         if os.getppid() != parent:
             self()
         threading.Thread(target=self._until_closed, daemon=True).start()
+
+    def _end(self, seconds: float) -> None:
+        self._event.wait()
+        time.sleep(seconds)
+        os._exit(STOPPED)
 
     def _until_closed(self) -> None:
         while os.read(0, 1024):
@@ -78,10 +97,16 @@ class Keeper:
 
     `stop` is what the run polls. It never lets a run go on that may have lost its cell: when the lease could not be
     renewed for half its time to live, it waits until it is, and raises LeaseLost if it is not ours any more.
+
+    A run that was asked to leave and has not reached the end of its step after `leave_s` seconds is given up where it
+    stands, and goes on from its last checkpoint elsewhere: the process ends. One without progress for `hang_s`, too.
     """
 
-    def __init__(self, sweep: Sweep, lease: Lease, stop: Stop, hang_s: float = HANG_S) -> None:
-        self._sweep, self._lease, self._stop, self._hang_s = sweep, lease, stop, hang_s
+    def __init__(
+        self, sweep: Sweep, lease: Lease, stop: Stop, hang_s: float = HANG_S, leave_s: float = LEAVE_S
+    ) -> None:
+        self._sweep, self._lease, self._stop = sweep, lease, stop
+        self._hang_s, self._leave_s = hang_s, leave_s
         self._progress = Progress(lease.reached, 0, {})
         self._first: tuple[int, float, float] | None = None
         self._noted: float | None = None
@@ -157,8 +182,26 @@ class Keeper:
                 traceback.print_exc()
             if time.monotonic() - self._moved > self._hang_s:
                 self._give_up()
-            if self._closed.wait(HEARTBEAT_S):
+            if self._wait():
                 return
+
+    def _wait(self) -> bool:
+        """Until the next heartbeat; whether the cell is over by then."""
+        until = time.monotonic() + HEARTBEAT_S
+        while (left := until - time.monotonic()) > 0:
+            if self._closed.wait(min(left, 0.2)):
+                return True
+            if self._stop.seconds() > self._leave_s:
+                self._leave()
+        return False
+
+    def _leave(self) -> None:
+        """Gives the cell back and ends the process in the middle of a step: checkpoints are whole or not there."""
+        print(f"asked to leave {self._leave_s:.0f} s ago: the cell goes on from its last checkpoint", flush=True)
+        try:
+            self._sweep.release(self._lease)
+        finally:
+            os._exit(STOPPED)
 
     def _note_curve(self) -> None:
         value = self._progress.metrics.get(CURVE)
@@ -200,7 +243,9 @@ def written_to(path: Path) -> Iterator[None]:
         os.close(file)
 
 
-def work(sweep: Sweep, lease: Lease, runner: Runner, stop: Stop, hang_s: float = HANG_S) -> str:
+def work(
+    sweep: Sweep, lease: Lease, runner: Runner, stop: Stop, hang_s: float = HANG_S, leave_s: float = LEAVE_S
+) -> str:
     """Runs one claimed cell to its end; says what became of it: `complete`, `released`, `lost`, `again` or `failed`.
 
     No exception of the run gets out: it is recorded with the cell, and the worker goes on with the next.
@@ -208,7 +253,7 @@ def work(sweep: Sweep, lease: Lease, runner: Runner, stop: Stop, hang_s: float =
     arm = next(arm for arm in sweep.declared["arms"] if arm["name"] == lease.arm)
     info = RunInfo(sweep.declared["name"], lease.arm, arm["label"], arm["differs"])
     folder = sweep.cell_folder(lease)
-    with written_to(folder / "log.txt"), Keeper(sweep, lease, stop, hang_s) as keeper:
+    with written_to(folder / "log.txt"), Keeper(sweep, lease, stop, hang_s, leave_s) as keeper:
         try:
             return _attempt(sweep, lease, runner, folder, info, keeper)
         except LeaseLost as lost:
@@ -249,7 +294,8 @@ def loop(sweep: Sweep, options: argparse.Namespace, stop: Stop) -> int:
         lease = sweep.claim(owner, choice)
         if lease is not None:
             print(f"cell {lease.cell}: attempt {lease.number}", flush=True)
-            print(f"cell {lease.cell}: {work(sweep, lease, runner, stop, options.hang_after)}", flush=True)
+            became = work(sweep, lease, runner, stop, options.hang_after, options.leave_within)
+            print(f"cell {lease.cell}: {became}", flush=True)
         elif sweep.unfinished(choice):
             stop.wait(1.0)
         else:
@@ -267,10 +313,11 @@ def main() -> int:
     parser.add_argument("--seeds", nargs="*", type=int, help="take only cells of these seeds")
     parser.add_argument("--parent", type=int, help="leave when this process, which holds the other end of stdin, ends")
     parser.add_argument("--hang-after", type=float, default=HANG_S, help="seconds without progress that count as hung")
+    parser.add_argument("--leave-within", type=float, default=LEAVE_S, help="seconds from SIGTERM to the end, at most")
     parser.add_argument("--allow-mixed", action="store_true", help="work beside other code or library versions")
     options = parser.parse_args()
     stop = Stop()
-    stop.listen(options.parent)
+    stop.listen(options.parent, options.leave_within)
     try:
         return loop(
             Sweep.attach(options.folder, os.environ.get(storage.VARIABLE), PATIENCE_S, stop.asked), options, stop

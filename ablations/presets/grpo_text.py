@@ -8,8 +8,8 @@ PRESET = Preset(
     paper="Lanchantin et al. 2025, arXiv 2506.21495",
     parent="grpo",
     slots={
-        "rollout.sync_period": Value(1, "section 3: GRPO at s = 1 only"),
-        "objective.scale_rewards": Value("none", "section 2: the group's mean alone is subtracted"),
+        "rollout.sync_period": Value(1, "set-up: GRPO at s = 1 only"),
+        "objective.scale_rewards": Value("none", "eq. 1: the group's mean alone is subtracted"),
         "objective.loss_agg_mode": Value("seq-mean-token-sum", "eq. 1: token sums, no 1/|o|"),
         "objective.kl_coef": Value(0.001, "Table 4"),
     },

@@ -12,7 +12,7 @@ PRESET = Preset(
         "objective.baseline_decay": Value(1.0, "eq. 5: the mean of all rewards so far"),
     },
     published={
-        "rollout.num_prompts": Value(512, "appendix: a rollout batch of 512"),
+        "rollout.num_prompts": Value(512, "hyperparameters: a rollout batch of 512"),
         "rollout.num_generations": Value(1, "section 2: one sample a prompt"),
     },
 )

@@ -10,7 +10,7 @@ PRESET = Preset(
         "objective.name": Value("policy_gradient", "eq. 7"),
         "objective.advantage": Value("reinforce_pp", "eq. 7: r less the KL from the token on, whitened over the batch"),
         "objective.gamma": Value(1.0, "eq. 7: undiscounted"),
-        "objective.trust_region": Value("clip", "section 3"),
+        "objective.trust_region": Value("clip", "PPO's surrogate"),
         "objective.epsilon_low": ours(0.2, "PPO's (1707.06347)"),
         "objective.epsilon_high": ours(0.2, "PPO's (1707.06347)"),
         "objective.loss_agg_mode": ours("token-mean", "as the whitening, which is over tokens"),
@@ -19,6 +19,6 @@ PRESET = Preset(
         "objective.kl_coef": ours(0.01, "not in the text we read"),
     },
     published={
-        "rollout.num_generations": Value(1, "section 3: k = 1"),
+        "rollout.num_generations": Value(1, "k = 1, its comparison with GRPO"),
     },
 )

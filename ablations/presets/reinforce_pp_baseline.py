@@ -9,10 +9,10 @@ PRESET = Preset(
     parent="reinforce_pp",
     slots={
         "objective.advantage": Value("reinforce_pp_baseline", "eq. 9: less the group's mean, then whitened"),
-        "objective.kl": Value("loss", "section 3: a separate KL loss"),
-        "objective.kl_estimator": Value("k2", "section 3"),
+        "objective.kl": Value("loss", "a separate KL loss"),
+        "objective.kl_estimator": Value("k2", "a separate KL loss: half the squared log-ratio"),
     },
     published={
-        "rollout.num_generations": ours(4, "section 3: k > 1; the k of its comparison with GRPO"),
+        "rollout.num_generations": ours(4, "k > 1; GRPO's k in the comparison"),
     },
 )

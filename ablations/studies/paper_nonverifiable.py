@@ -28,8 +28,8 @@ BASE = apply(
         "eval.validation_problems": 0,  # all 470
         "eval.test_problems": 0,
         "eval.num_samples": 1,  # the code: one sample a prompt
-        "eval.temperature": 0.6,  # section A.4
-        "eval.top_p": 0.9,  # section A.4
+        "eval.temperature": 0.6,  # evaluation
+        "eval.top_p": 0.9,  # evaluation
     },
 )
 """What every arm shares."""

@@ -23,9 +23,9 @@ BASE = apply(
         "eval.every": 100,  # ours
         "eval.validation_problems": 200,  # ours, of 1,980
         "eval.test_problems": 0,  # all 1,980
-        "eval.num_samples": 50,  # section A.4: N = 50 solutions a problem
-        "eval.temperature": 0.6,  # section A.4
-        "eval.top_p": 0.9,  # section A.4
+        "eval.num_samples": 50,  # evaluation: N = 50 solutions a problem
+        "eval.temperature": 0.6,  # evaluation
+        "eval.top_p": 0.9,  # evaluation
     },
 )
 """What every arm shares."""

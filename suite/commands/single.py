@@ -18,18 +18,24 @@ _SHOWN = ("reward/mean", "eval/validation/accuracy", "policy/entropy")
 
 @contextmanager
 def _stop_once() -> Iterator[list[int]]:
-    """The first Ctrl-C is noted, so that a checkpoint can be written; the second interrupts."""
+    """The first Ctrl-C or SIGTERM is noted, so that a checkpoint can be written; the second ends the process."""
     heard: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
     def hear(number: int, _: FrameType | None) -> None:
         heard.append(number)
-        signal.signal(signal.SIGINT, before)
+        restore()
 
-    before = signal.signal(signal.SIGINT, hear)
+    for number in before:
+        signal.signal(number, hear)
     try:
         yield heard
     finally:
-        signal.signal(signal.SIGINT, before)
+        restore()
 
 
 def train(config: RunConfig, name: str, folder: Path | None, plugins: Sequence[Path]) -> int:

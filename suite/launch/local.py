@@ -17,7 +17,7 @@ from rich.console import Console
 from suite.declaration import NOTHING, Choice
 from suite.launch.display import Display, page
 from suite.launch.machine import plan_workers
-from suite.launch.pool import Pool, Supervisor
+from suite.launch.pool import GRACE_S, Pool, Supervisor
 from suite.lease import HANG_S
 from suite.lineage import check_chosen
 from suite.registry import unknown
@@ -25,6 +25,7 @@ from suite.status import StudyStatus
 from suite.storage import VARIABLE
 from suite.study import Study
 from suite.sweep import Sweep
+from suite.worker import LEAVE_S
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
 
@@ -63,12 +64,14 @@ def run_study(
     rerun_stale: bool = False,
     allow_mixed: bool = False,
     hang_after_s: float = HANG_S,
+    leave_within_s: float = LEAVE_S,
 ) -> StudyStatus:
     """Runs the cells of a study that are missing and returns how it stands; its `exit_code` tells the truth.
 
     A cell that fails stops no other; cells that failed before are tried again, unless they would fail in the same way.
-    On the first SIGINT or SIGTERM workers write a checkpoint and give their cells back, on the second they are killed;
-    either way the next run goes on from the checkpoints. `arms` and `seeds` restrict what is run, not what is declared.
+    On the first SIGINT or SIGTERM workers write a checkpoint and give their cells back, within `leave_within_s`; on the
+    second they are killed; either way the next run goes on from the checkpoints. `arms` and `seeds` restrict what is
+    run, not what is declared.
     Raises ValueError for what cannot be run, before any work.
     """
     console = console or Console()
@@ -94,7 +97,7 @@ def run_study(
     check_chosen(study, everything, choice, study.seeds)
     status = everything.part(choice.takes)
     plan = plan_workers(workers, status.count("waiting") + status.count("running"))
-    arguments = ["--runner", runner, "--hang-after", str(hang_after_s)]
+    arguments = ["--runner", runner, "--hang-after", str(hang_after_s), "--leave-within", str(leave_within_s)]
     arguments += ["--arms", *arms] if arms is not None else []
     arguments += ["--seeds", *map(str, seeds)] if seeds is not None else []
     arguments += ["--allow-mixed"] if allow_mixed else []
@@ -106,7 +109,7 @@ def run_study(
             display.say(f"{plan.workers} workers with {plan.threads} threads each ({plan.why})")
             pool = Pool(folder, arguments, environment)
             try:
-                Supervisor(sweep, pool, display, choice, heard).run(plan.workers)
+                Supervisor(sweep, pool, display, choice, heard, leave_within_s + GRACE_S).run(plan.workers)
             finally:
                 pool.end()
         sweep.recover()

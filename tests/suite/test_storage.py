@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from fake_runner import one_code
+from postgres import Server, running
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from suite import storage
@@ -146,52 +145,10 @@ def test_another_storage_for_the_same_study_is_refused(tmp_path: Path) -> None:
         Sweep.open(STUDY, tmp_path, storage=f"sqlite:///{tmp_path / 'other.db'}")
 
 
-class Server:
-    """A PostgreSQL server of the test's own, on a port of its own."""
-
-    def __init__(self, folder: Path, binaries: Path) -> None:
-        self.folder, self._binaries = folder, binaries
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        (folder.parent / "pw").write_text("s3cret")
-        # PostgreSQL refuses to run as root.
-        self._user = "nobody" if os.geteuid() == 0 else None
-        if self._user:
-            shutil.chown(folder.parent, self._user)
-            for path in (folder.parent / "pw", *folder.parent.parents):
-                if path.stat().st_uid == 0 and path != Path("/") and path != Path("/tmp"):
-                    path.chmod(path.stat().st_mode | 0o055)
-        self._do(
-            "initdb", "-D", str(folder), "-A", "scram-sha-256", "-U", "u", f"--pwfile={folder.parent / 'pw'}", "-N"
-        )
-
-    def _do(self, program: str, *arguments: str) -> None:
-        command = [str(self._binaries / program), *arguments]
-        subprocess.run(command, check=True, capture_output=True, user=self._user, cwd=self.folder.parent)
-
-    def start(self) -> None:
-        options = f"-p {self.port} -h 127.0.0.1 -k '' -F"
-        log = str(self.folder.parent / "log")
-        self._do("pg_ctl", "-D", str(self.folder), "-l", log, "-w", "-o", options, "start")
-
-    def stop(self) -> None:
-        self._do("pg_ctl", "-D", str(self.folder), "-m", "immediate", "-w", "stop")
-
-    def url(self, password: str = "s3cret", database: str = "postgres") -> str:
-        return f"postgresql+psycopg://u:{password}@127.0.0.1:{self.port}/{database}"
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    pytest.importorskip("psycopg", reason="no PostgreSQL driver (pip install 'psycopg[binary]')")
-    found = shutil.which("initdb") or next(map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb")), None)
-    if found is None:
-        pytest.skip("no PostgreSQL server on this machine (initdb)")
-    one = Server(tmp_path_factory.mktemp("postgres") / "data", Path(found).resolve().parent)
-    one.start()
-    yield one
-    one.stop()
+    with running(tmp_path_factory.mktemp("postgres")) as one:
+        yield one
 
 
 def test_postgresql_names_what_is_wrong(server: Server) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from fake_runner import one_code
 
-from suite import worker
+from suite import storage, worker
 from suite.config import RunConfig
 from suite.declaration import Choice
 from suite.failures import Failure, Retries, classify
@@ -247,6 +247,28 @@ def test_a_worker_leaves_when_its_parent_is_gone_and_gives_its_cell_back(tmp_pat
     assert process.wait(60) == worker.STOPPED
     assert sweep.snapshot().count("running") == 0
     assert sweep.snapshot().count("failed") == 0
+
+
+def test_a_worker_leaves_in_time_though_its_run_does_not_poll(tmp_path: Path) -> None:
+    sweep = Sweep.open(STUDY, tmp_path)
+    (tmp_path / "plan.json").write_text('{"a": {"hang_at": 3}}')
+    process = start(tmp_path, "--leave-within", "0.5")
+    wait_for(lambda: any(cell.step == 2 for cell in sweep.snapshot().cells))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == worker.STOPPED
+    cell = sweep.snapshot().cells[0]
+    assert (cell.status, cell.error) == ("waiting", None), "it was given back, and a stop is no failure"
+    assert "asked to leave" in (tmp_path / cell.folder / "log.txt").read_text()
+
+
+def test_a_worker_leaves_in_time_though_its_storage_is_locked(tmp_path: Path) -> None:
+    sweep = Sweep.open(STUDY, tmp_path)
+    (tmp_path / "plan.json").write_text('{"a": {"hang_at": 3}}')
+    process = start(tmp_path, "--leave-within", "0.5")
+    wait_for(lambda: any(cell.step == 2 for cell in sweep.snapshot().cells))
+    with sweep.store.lock():
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(storage.LOCK_TIMEOUT_S / 2) == worker.STOPPED
 
 
 def test_a_hung_cell_is_recorded_with_its_stacks_and_ends_its_worker(tmp_path: Path) -> None:
