@@ -119,8 +119,8 @@ def sources() -> str:
     lines = [
         MARK,
         "Values that a source leaves open are marked *ours*. A *published* value is that of the authors' experiments;",
-        "the others hold at any scale. Length-adaptive GAE is VAPO's, not VC-PPO's, as some surveys have it. This part is",
-        "generated from `ablations/presets/`.",
+        "the others hold at any scale. Length-adaptive GAE is VAPO's, not VC-PPO's, as some surveys have it. This part",
+        "is generated from `ablations/presets/`.",
     ]
     for preset in all_presets():
         lines += ["", f"### {preset.name}: {preset.title}", "", f"{preset.paper}.{_line(preset)}", ""]

@@ -83,13 +83,13 @@ def import_file(path: Path) -> ModuleType:
     path = path.resolve()
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
+    root = Path(__file__).resolve().parent.parent
+    if path.is_relative_to(root) and (path.parent / "__init__.py").exists():
+        return importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if file and Path(file).resolve() == path:
             return module
-    root = Path(__file__).resolve().parent.parent
-    if path.is_relative_to(root) and (path.parent / "__init__.py").exists():
-        return importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
     name = f"suite_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None

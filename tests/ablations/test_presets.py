@@ -14,7 +14,7 @@ from suite.config import ObjectiveConfig, RunConfig, apply, differences, flatten
 from suite.options import reads
 from suite.validate import validate
 
-G, P = "policy_gradient", "objective."
+G = "policy_gradient"
 
 CHANGES = {
     "best_of_n": {"eval.num_samples": (4, 16)},
@@ -232,8 +232,8 @@ def test_mistakes_are_said():
 
 def test_a_circle_is_refused(tmp_path):
     for name, parent in (("one", "two"), ("two", "one")):
-        text = f"from ablations.preset import Preset\nPRESET = Preset({name!r}, '', '', {str(tmp_path / parent)!r} + '.py')\n"
-        (tmp_path / f"{name}.py").write_text(text)
+        made = f"PRESET = Preset({name!r}, '', '', {str(tmp_path / parent) + '.py'!r})"
+        (tmp_path / f"{name}.py").write_text(f"from ablations.preset import Preset\n{made}\n")
     with pytest.raises(ValueError, match="descends from itself"):
         chain(load_preset(str(tmp_path / "one.py")))
 
@@ -245,18 +245,19 @@ def test_ours_is_marked():
 
 def test_the_pages_are_up_to_the_presets(tmp_path):
     """`python -c "from ablations.pages import write; write()"` brings them there."""
-    assert (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8") == algorithms()
-    text = (ROOT / "SOURCES.md").read_text(encoding="utf-8")
-    assert text.partition(MARK)[2] == sources().partition(MARK)[2]
+    page, part = algorithms(), sources()
+    assert (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8") == page
+    assert (ROOT / "SOURCES.md").read_text(encoding="utf-8").partition(MARK)[2] == part.partition(MARK)[2]
     for name in presets():
-        assert f"| `{name}` |" in algorithms()
-        values = load_preset(name)
-        for option in (*values.slots, *values.published):
-            assert f"| `{option}` |" in sources()
+        found = load_preset(name)
+        assert f"| `{name}` |" in page
+        own = part.partition(f"### {name}: ")[2].partition("\n### ")[0]
+        for option in (*found.slots, *found.published):
+            assert f"| `{option}` |" in own
     (tmp_path / "docs").mkdir()
     (tmp_path / "SOURCES.md").write_text(f"# Sources\n\nby hand\n\n{MARK}old")
     write(tmp_path)
-    assert (tmp_path / "SOURCES.md").read_text() == f"# Sources\n\nby hand\n\n{sources()}"
+    assert (tmp_path / "SOURCES.md").read_text() == f"# Sources\n\nby hand\n\n{part}"
 
 
 def test_suite_presets_lists_and_shows(capsys, monkeypatch):
