@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from suite.config import to_json
+from suite.inert import inert_reason
 from suite.provenance import provenance
 from suite.storage import Store, default_url, masked
 from suite.study import Cell, Study
-from suite.validate import inert_reason
 
 _PASSWORD = re.compile(r"(://[^:/@\s]+):[^@\s]+@")
 

@@ -229,8 +229,10 @@ def examine(study: Study) -> None:
 
     Each range is tried at its ends (all values of a choice), the others at their first and at their last value.
     """
+    from suite.config import identity
+    from suite.inert import effective
     from suite.options import reads, who_reads
-    from suite.validate import effective, identity, validate
+    from suite.validate import validate
 
     assert study.search is not None
     for arm in study.arms:

@@ -54,7 +54,7 @@ def axes() -> int:
 def show_axis(name: str) -> int:
     """Print what each arm of an axis changes in the plainest base that the axis accepts, and its sources."""
     from ablations.load import axis_file, load_axis
-    from suite.validate import inert_reason
+    from suite.inert import inert_reason
 
     axis = load_axis(name)
     base = apply(RunConfig(), axis.needs)

@@ -36,23 +36,38 @@ class Cost:
 
 
 def completion_budget(config: RunConfig) -> int:
-    """Longest completion, tokens: the configuration's, else the task's own."""
+    """Longest completion of a single task, tokens: the configuration's, else the task's own."""
+    from suite.tasks import replies
     from suite.tasks.arithmetic import FAMILIES
     from suite.tasks.files import DEFAULT_BUDGET
 
-    family = FAMILIES.get(config.task.name)
-    return config.rollout.max_completion_length or (family.max_completion_length if family else DEFAULT_BUDGET)
+    own = {name: family.max_completion_length for name, family in FAMILIES.items()} | {replies.NAME: replies.BUDGET}
+    return config.rollout.max_completion_length or own.get(config.task.name, DEFAULT_BUDGET)
 
 
 def _held_out(config: RunConfig, split: Literal["validation", "test"]) -> int:
-    """Problems evaluated of a split; an unknown `all there are` of a file counts as none."""
+    """Problems evaluated of a single task's split; an unknown `all there are` of a file counts as none."""
+    from suite.tasks import numina, replies, wildchat
     from suite.tasks.arithmetic import FAMILIES
 
     count = config.eval.validation_problems if split == "validation" else config.eval.test_problems
-    family = FAMILIES.get(config.task.name)
-    if count or family is None:
+    if count:
         return count
-    return len(family.problems()[split])
+    if family := FAMILIES.get(config.task.name):
+        return len(family.problems()[split])
+    if config.task.name == replies.NAME:
+        return len(replies.errands()[split])
+    return {"numina_math": numina.HELD_OUT, "wildchat": wildchat.HELD_OUT}.get(config.task.name, 0)
+
+
+def _tasks(config: RunConfig) -> list[tuple[RunConfig, int]]:
+    """The tasks of a run, each as the configuration of its own, and how many prompts of a batch are its."""
+    from suite.tasks import mixture
+
+    if config.task.name != mixture.NAME:
+        return [(config, config.rollout.num_prompts)]
+    prompts = mixture.counts(mixture.proportions(config), config.rollout.num_prompts)
+    return [(mixture.part_config(config, name), count) for name, count in prompts.items()]
 
 
 def evaluations(config: RunConfig) -> int:
@@ -71,11 +86,16 @@ def cost(config: RunConfig) -> Cost:
         "fixed": min(batches, config.rollout.fixed_batches),
         "external": 0,
     }[config.rollout.source]
-    rollouts = sampled * config.rollout.num_prompts * (config.rollout.num_generations + needs_greedy(config))
+    per_prompt = sampled * (config.rollout.num_generations + needs_greedy(config))
     per_problem = 1 + config.eval.num_samples
-    validation = _held_out(config, "validation") * per_problem + config.eval.probe_prompts * config.eval.probe_samples
-    held_out = evaluations(config) * validation + 2 * _held_out(config, "test") * per_problem
-    return Cost(config.train.steps, rollouts, held_out, (rollouts + held_out) * completion_budget(config))
+    probe = config.eval.probe_prompts * config.eval.probe_samples
+    total = Cost(config.train.steps, 0, 0, 0)
+    for task, prompts in _tasks(config):
+        validation = _held_out(task, "validation") * per_problem + probe
+        held_out = evaluations(config) * validation + 2 * _held_out(task, "test") * per_problem
+        rollouts = prompts * per_prompt
+        total += Cost(0, rollouts, held_out, (rollouts + held_out) * completion_budget(task))
+    return total
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def chosen(study: Study, arms: Sequence[str], seeds: Sequence[int] | None) -> li
 
 def inert_arms(study: Study) -> dict[str, str]:
     """Arms that cannot differ from the control, and why."""
-    from suite.validate import inert_reason
+    from suite.inert import inert_reason
 
     control = study.config(study.control.name)
     reasons = {arm.name: inert_reason(study.config(arm.name), control) for arm in study.arms[1:]}
@@ -80,7 +80,7 @@ def _arms_table(study: Study, arms: Sequence[str]) -> Table:
 
 def _notes(study: Study, arms: Sequence[str], screen: Console) -> None:
     """Options that an arm changes without effect, though the arm as a whole is live."""
-    from suite.validate import effective
+    from suite.inert import effective
 
     inert = inert_arms(study)
     for name in arms:

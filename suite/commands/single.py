@@ -41,7 +41,8 @@ def _stop_once() -> Iterator[list[int]]:
 def train(config: RunConfig, name: str, folder: Path | None, plugins: Sequence[Path]) -> int:
     """Train one run, or go on with it; print its last metrics. 1 if it fails, 130 if it was stopped."""
     from ablations.axis import check_name
-    from suite.validate import effective, validate
+    from suite.inert import effective
+    from suite.validate import validate
 
     check_name("run", name)
     for plugin in plugins:

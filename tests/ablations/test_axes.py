@@ -10,8 +10,9 @@ from ablations.axis import one_at_a_time
 from ablations.load import AXES, axes, axis_file, load_axis, load_study, studies, study_file
 from ablations.new import new_axis
 from suite.config import RewardConfig, RunConfig, apply, fingerprint
+from suite.inert import inert_reason
 from suite.rewards import SHAPINGS
-from suite.validate import inert_reason, validate
+from suite.validate import validate
 
 SYNC_ARMS = {
     "s5": (5, "generator"),

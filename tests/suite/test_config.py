@@ -58,7 +58,14 @@ def test_adding_an_option_orphans_nothing():
 
 def test_every_option_that_computes_enters_and_execution_options_do_not():
     execution = {"rollout.chunk_size", "optim.micro_batch_size", "train.checkpoint_every", "train.keep_checkpoints"}
-    execution |= {"rollout.precompute_ref_log_probs", "judge.url", "judge.api_key_env", "judge.concurrency"}
+    execution |= {
+        "rollout.precompute_ref_log_probs",
+        "model.folder",
+        "train.export_model",
+        "judge.url",
+        "judge.api_key_env",
+        "judge.concurrency",
+    }
     other = {bool: lambda v: not v, int: lambda v: v + 1, float: lambda v: v + 0.125, str: lambda v: v + "x"}
     for name, value in flatten(RunConfig()).items():
         literal = choices().get(name)

@@ -12,9 +12,10 @@ from fakes import POLICY_GRADIENT, small, trained
 from suite.batch import collate
 from suite.config import RewardConfig
 from suite.grading import Verdict
+from suite.inert import effective, inert_reason
 from suite.protocols import Completion, Group, Prompt, Rollout, Selected
 from suite.rewards import SHAPINGS, overlong_punishment, statistics
-from suite.validate import effective, inert_reason, validate
+from suite.validate import validate
 
 
 def rollout(

@@ -9,9 +9,10 @@ import math
 import pytest
 
 from suite.config import ObjectiveConfig, RunConfig, apply, flatten
+from suite.inert import effective, inert_reason
 from suite.optim import learning_rate
 from suite.options import RANGES, Range, choices, reads
-from suite.validate import effective, inert_reason, validate
+from suite.validate import validate
 
 PG = {"objective.name": "policy_gradient"}
 OFFLINE = {"rollout.sync_period": "inf"}
