@@ -132,7 +132,7 @@ def _sentences(found: Mapping[str, Any], raw: Mapping[str, Any]) -> list[str]:
     out = [
         f"Every arm had the same budget: {times} of {found['steps']} optimizer steps, each under search "
         f"seed{'' if len(found['seeds']) == 1 else 's'} {seeds}; scores are {found['metric']} at the last step, mean "
-        "over these seeds, and no test problem was looked at.",
+        "over these seeds, and no test score was used.",
         f"Only the runs of the winners under other seeds ({', '.join(map(str, found['fresh_seeds']))}) enter the "
         "verdicts and the table of arms.",
     ]
