@@ -1,4 +1,4 @@
-# make demo | test | check | bench | report.  Needs Python 3.11+, make and a C library; everything else goes into .venv.
+# make demo | test | check | bench | report | drill.  Needs Python 3.11+, make and a C library; everything else goes into .venv.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -6,11 +6,12 @@ BIN := $(VENV)/bin
 PIP_FLAGS := $(if $(EXTRA_INDEX),--extra-index-url $(EXTRA_INDEX))
 STUDY ?= mini_sync
 WORKERS ?= 2
+KILLS ?= 50
 # two OpenMP threads on two shared cores are slower than one: small kernels wait at barriers
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test check bench report
+.PHONY: demo test check bench report drill
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -28,6 +29,10 @@ check: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks
+
+# the tests' shortened drill, in full: a study whose workers, graders and launcher are killed, and its storage stopped
+drill: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.drill --kills $(KILLS) --workers $(WORKERS)
 
 report: $(VENV)/.installed
 	$(BIN)/suite report $(STUDY)

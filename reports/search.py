@@ -77,7 +77,7 @@ def _arm(raw: Mapping[str, Any], search: Mapping[str, Any], results: Results) ->
         "importance": None if importance is None else [
             {"option": option, "share": share} for option, share in importance.items()
         ],
-        "importance_words": _importance_words(len(raw["ranges"]), scored, search["min_importance"]),
+        "importance_words": _importance_words(importance, len(raw["ranges"]), scored, search["min_importance"]),
         "winner": raw["winner"],
         "params": _params(raw["params"] or {}),
         "selection": _selection(raw, search, results),
@@ -99,12 +99,12 @@ def _params(params: Mapping[str, Any]) -> list[dict[str, str]]:
     return [{"option": name, "value": value} for name, value in written.items()]
 
 
-def _importance_words(options: int, scored: int, least: int) -> str:
+def _importance_words(importance: Mapping[str, float] | None, options: int, scored: int, least: int) -> str:
+    if importance is not None:
+        return "PED-ANOVA, for reaching the best quarter of the trials"
     if options < 2:
         return "one option was searched"
-    if scored < least:
-        return f"too few trials to tell: {scored} have a score, and it takes {least}"
-    return "PED-ANOVA, for reaching the best quarter of the trials"
+    return f"too few trials to tell: {scored} have a score, and it takes {least}"
 
 
 def _selection(raw: Mapping[str, Any], search: Mapping[str, Any], results: Results) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def _sentences(found: Mapping[str, Any], raw: Mapping[str, Any]) -> list[str]:
     out = [
         f"Every arm had the same budget: {times} of {found['steps']} optimizer steps, each under search "
         f"seed{'' if len(found['seeds']) == 1 else 's'} {seeds}; scores are {found['metric']} at the last step, mean "
-        "over these seeds, and no test problem was looked at.",
+        "over these seeds, and no test score was used.",
         f"Only the runs of the winners under other seeds ({', '.join(map(str, found['fresh_seeds']))}) enter the "
         "verdicts and the table of arms.",
     ]

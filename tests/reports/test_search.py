@@ -156,7 +156,7 @@ def test_the_page_marks_every_number_and_shows_every_trial(whole: tuple[dict[str
         "A run whose loss was no number counts as a score of 0, and such a trial cannot win.",
         "Only the runs of the winners under other seeds (0, 1, 2, 3, 4) enter",
         "4 trials of 20 optimizer steps, each under search seeds 7, 8",
-        "no test problem was looked at",
+        "no test score was used",
         "Trials were ended by different code: commit 12345678, commit c0ffee00.",
         "the same configuration as online-t01, not run again",
     ):

