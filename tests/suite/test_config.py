@@ -15,15 +15,11 @@ from suite.config import ObjectiveConfig, RunConfig, apply, differences, fingerp
 from suite.options import RANGES, choices
 
 FREE_TEXT = {
-    "model.path",
-    "critic.init",
-    "task.source",
-    "task.split",
-    "task.problem_column",
-    "task.answer_column",
-    "task.chosen_column",
-    "task.rejected_column",
-    "task.template",
+    *("model.path", "model.parent", "model.folder", "critic.init", "eval.reward_model"),
+    *("task.source", "task.split", "task.problem_column", "task.answer_column", "task.chosen_column"),
+    *("task.rejected_column", "task.template", "task.numina_source", "task.wildchat_source", "task.reward_model"),
+    *("task.mixture", "task.lengths", "task.pair_rules"),
+    *("judge.url", "judge.model", "judge.template", "judge.api_key_env"),
 }
 
 
@@ -61,6 +57,7 @@ def test_every_option_that_computes_enters_and_execution_options_do_not():
     execution |= {
         "rollout.precompute_ref_log_probs",
         "model.folder",
+        "model.attention",
         "train.export_model",
         "judge.url",
         "judge.api_key_env",
