@@ -7,6 +7,7 @@ PIP_FLAGS := $(if $(EXTRA_INDEX),--extra-index-url $(EXTRA_INDEX))
 STUDY ?= mini_sync
 WORKERS ?= 2
 KILLS ?= 50
+JOBS ?= 2
 # two OpenMP threads on two shared cores are slower than one: small kernels wait at barriers
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
@@ -20,7 +21,7 @@ demo: $(VENV)/.installed
 
 # FAST=1 leaves out the slow tests
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(if $(FAST),-m "not slow")
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(if $(FAST),-m "not slow")
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

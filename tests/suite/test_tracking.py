@@ -212,7 +212,8 @@ def test_a_killed_run_resumes_with_every_step_once(how: str, track: Callable[...
     tokens = study.tables.groupby("step").tokens.apply(list).to_dict()
     assert {step: tokens[step] for step in (0, 10, 20, 40)} == {0: [0, 0], 10: [10, 20], 20: [20, 40], 40: [-1]}
     (run,) = study.runs.to_dict("records")
-    assert (run["finished"], run["segments"], run["exit_code"]) == (True, 2, 0)
+    assert (run["finished"], run["exit_code"]) == (True, 0)
+    assert run["segments"] in (1, 2)  # wandb may be killed before it has written anything of the first attempt
 
 
 def test_a_second_resume_keeps_what_the_first_kept(track: Callable[..., Tracker], tmp_path: Path) -> None:
