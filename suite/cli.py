@@ -157,6 +157,38 @@ def report(study: Word, folder: Place = None, out: Place = None, format: tuple[F
 
 
 @app.command
+def plan(
+    study: Word,
+    workers: int = 2,
+    seeds: Seeds = None,
+    arm: Words = (),
+    axis: Words = (),
+    folder: Place = None,
+    storage: Url = None,
+    sd: float | None = None,
+    pilot_seeds: int = 0,
+    pilot_steps: int = 0,
+) -> int:
+    """What a study costs, measured, and which of its claims the seeds can decide.
+
+    Args:
+        study: A study's name or the path of a file that defines STUDY.
+        workers: Processes that would run cells side by side.
+        seeds: Only these seeds, of the study's own.
+        arm: Only this arm. May be given again.
+        axis: Vary this axis around the study's base, instead of its own arms. May be given again.
+        folder: The study's folder; its finished cells, if there are any, tell times and spread.
+        storage: As given to `suite run`.
+        sd: Standard deviation over seeds of a claim's paired difference, in the metric's unit, for all claims.
+        pilot_seeds: Measure that on so many seeds, at least 2, that the study does not use.
+        pilot_steps: Optimizer steps of those runs; by default a quarter of the study's.
+    """
+    from suite.commands.power import plan as command
+
+    return command(study, workers, seeds, arm, axis, folder, storage, sd, pilot_seeds, pilot_steps)
+
+
+@app.command
 def studies() -> int:
     """The studies that come with the project."""
     from suite.commands.catalogue import studies as command

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
 from suite.config import RunConfig, apply
+from suite.run import Progress
 
 
 @dataclass(frozen=True)
@@ -119,13 +122,29 @@ def is_cheap(config: RunConfig) -> bool:
     return (seed_model.cache_root() / f"seed-{name}-{seed_model.content_hash(name)}" / "seed.json").is_file()
 
 
-def pilot(config: RunConfig) -> Pilot:
-    """Run two rollout batches on one thread, as a worker would, in a folder that is removed afterwards."""
+@contextmanager
+def short_run(config: RunConfig, watch: Callable[[Progress], None]) -> Iterator[Path]:
+    """A run on one thread, as a worker would do it, untracked, in a folder that is there within the context only."""
     import torch
     from transformers.utils import logging
 
-    from suite.run import Progress, RunInfo, run
+    from suite.run import RunInfo, run
 
+    logging.disable_progress_bar()
+    threads, mode = torch.get_num_threads(), os.environ.get("WANDB_MODE")
+    torch.set_num_threads(1)
+    os.environ["WANDB_MODE"] = "disabled"
+    try:
+        with tempfile.TemporaryDirectory() as name:
+            run(config, Path(name) / "pilot", RunInfo("pilot", "pilot", "pilot", {}), on_progress=watch)
+            yield Path(name) / "pilot"
+    finally:
+        torch.set_num_threads(threads)
+        os.environ.pop("WANDB_MODE") if mode is None else os.environ.update(WANDB_MODE=mode)
+
+
+def pilot(config: RunConfig) -> Pilot:
+    """Run two rollout batches."""
     updates = config.updates_per_batch
     count = {name: min(getattr(config.eval, name) or 50, 50) for name in ("validation_problems", "test_problems")}
     short = {"train.steps": 2 * updates, "eval.every": 2 * updates, **{f"eval.{name}": n for name, n in count.items()}}
@@ -136,17 +155,8 @@ def pilot(config: RunConfig) -> Pilot:
         steps.setdefault(progress.step, progress.metrics.get("time/step_s", 0.0))
         evaluation[0] = progress.metrics.get("time/eval_s", 0.0)
 
-    logging.disable_progress_bar()
-    threads, mode = torch.get_num_threads(), os.environ.get("WANDB_MODE")
-    torch.set_num_threads(1)
-    os.environ["WANDB_MODE"] = "disabled"
-    try:
-        with tempfile.TemporaryDirectory() as name:
-            run(apply(config, short), Path(name) / "pilot", RunInfo("pilot", "pilot", "pilot", {}), on_progress=watch)
-            rollouts, shaped = _shaped(Path(name) / "pilot" / "rollouts")
-    finally:
-        torch.set_num_threads(threads)
-        os.environ.pop("WANDB_MODE") if mode is None else os.environ.update(WANDB_MODE=mode)
+    with short_run(apply(config, short), watch) as folder:
+        rollouts, shaped = _shaped(folder / "rollouts")
     # the first batch pays for warming up, the last evaluation has both kinds of problems and the probe
     batch = sum(seconds for step, seconds in steps.items() if step > updates)
     samples = (
@@ -154,6 +164,18 @@ def pilot(config: RunConfig) -> Pilot:
     )
     whole = config.train.steps / updates * batch + cost(config).evaluations / samples * evaluation[0]
     return Pilot(whole, shaped, rollouts)
+
+
+def ends(config: RunConfig, steps: int) -> tuple[dict[str, float], dict[str, float]]:
+    """The metrics before the first and after the last step of a run cut to `steps`, evaluated at both ends alone."""
+    first: dict[str, float] = {}
+    last: dict[str, float] = {}
+
+    def watch(progress: Progress) -> None:
+        (last if progress.step else first).update(progress.metrics)
+
+    with short_run(apply(config, {"train.steps": steps, "eval.every": steps}), watch):
+        return first, last
 
 
 def _shaped(folder: Path) -> tuple[int, bool]:
@@ -169,13 +191,13 @@ def _shaped(folder: Path) -> tuple[int, bool]:
     return len(rows), any(row["reward"] != (row["outcome"] == "right") for row in rows)
 
 
-def finished_seconds(folder: Path) -> dict[str, float]:
+def finished_seconds(folder: Path, storage: str | None = None) -> dict[str, float]:
     """Arm -> mean seconds of its complete cells in a study's folder; empty if there are none."""
     from suite.sweep import Sweep
 
     if not (folder / "study.json").is_file():
         return {}
-    status = Sweep.attach(folder).snapshot()
+    status = Sweep.attach(folder, storage).snapshot()
     spent = {
         arm: [c.seconds for c in status.of(arm) if c.status == "complete" and c.seconds > 0] for arm in status.arms
     }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from rich.console import Console
 from rich.markup import escape
@@ -116,26 +118,41 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
+@dataclass(frozen=True)
+class Seconds:
+    """What one cell of each arm takes, on one worker."""
+
+    arms: dict[str, float]
+    source: str
+    threads: int | None
+    """Threads of the worker that was measured; None where it was one of the study's own."""
+
+
+def measured(
+    study: Study, arms: Sequence[str], folder: Path, storage: str | None, screen: Console, *, always: bool
+) -> Seconds | None:
+    """From finished cells of the folder, else from a pilot of each arm; None if that may take long, unless `always`."""
+    known = {arm: seconds for arm, seconds in finished_seconds(folder, storage).items() if arm in arms}
+    if known:
+        mean, guessed = fmean(known.values()), ", ".join(arm for arm in arms if arm not in known)
+        words = f"the mean of finished cells{f'; their mean stands for {guessed}' if guessed else ''}"
+        return Seconds({arm: known.get(arm, mean) for arm in arms}, words, None)
+    if not always and not all(is_cheap(study.config(arm)) for arm in arms):
+        return None
+    pilots = {arm: pilot(study.config(arm)) for arm in arms}
+    _unshaped(study, pilots, screen)
+    return Seconds({arm: found.seconds for arm, found in pilots.items()}, "a pilot of two rollout batches an arm", 1)
+
+
 def _time(study: Study, cells: Sequence[Cell], folder: Path, workers: int, screen: Console) -> None:
-    """Print the time that the cells will take, from finished cells of the folder, else from a pilot of each arm."""
-    arms = list(dict.fromkeys(cell.arm for cell in cells))
-    known = {arm: seconds for arm, seconds in finished_seconds(folder).items() if arm in arms}
-    source = "the mean of finished cells"
-    if not known:
-        if not all(is_cheap(study.config(arm)) for arm in arms):
-            screen.print(
-                "time   not estimated: no cell is finished, and a pilot needs a seed model that is in the cache"
-            )
-            return
-        pilots = {arm: pilot(study.config(arm)) for arm in arms}
-        _unshaped(study, pilots, screen)
-        known, source = {arm: found.seconds for arm, found in pilots.items()}, "a pilot of two rollout batches an arm"
-    mean = sum(known.values()) / len(known)
-    total = sum(known.get(cell.arm, mean) for cell in cells)
-    guessed = ", ".join(arm for arm in arms if arm not in known)
-    words = f"{source}; their mean stands for {guessed}" if guessed else source
+    """Print the time that the cells will take."""
+    found = measured(study, list(dict.fromkeys(cell.arm for cell in cells)), folder, None, screen, always=False)
+    if found is None:
+        screen.print("time   not estimated: no cell is finished, and a pilot needs a seed model that is in the cache")
+        return
+    total = sum(found.arms[cell.arm] for cell in cells)
     alone, together = duration(total), duration(total / min(workers, len(cells)))
-    screen.print(f"time   {alone} of work, about {together} on {workers} workers ({words})", highlight=False)
+    screen.print(f"time   {alone} of work, about {together} on {workers} workers ({found.source})", highlight=False)
 
 
 def _unshaped(study: Study, pilots: Mapping[str, Pilot], screen: Console) -> None:
