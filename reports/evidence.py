@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from reports.declared import known_commit
-from reports.numbers import CURVES, problem_count
+from reports.numbers import curves, problem_count
 from reports.results import GREEDY, Results, complete, records
 from suite.randomness import permutation
 
@@ -126,7 +126,7 @@ def missing(results: Results) -> list[dict[str, str]]:
             add("commit", name, f"made by commit {commit[:10]}, the study stands at {declared.commit[:10]}")
         if not pd.isna(run["dirty"]) and bool(run["dirty"]):
             add("commit", name, "made with uncommitted changes")
-        for metric in (declared.metric, *CURVES):
+        for metric in (declared.metric, *curves(results)):
             if broken := results.broken(run, metric):
                 add("value", name, f"{metric} is not finite at step {', '.join(map(str, broken[:5]))}")
     _missing_metrics(results, add)
@@ -175,7 +175,7 @@ def _missing_metrics(results: Results, add: Any) -> None:
     declared, ends = results.declared, {}
     for arm in declared.arms:
         finished = results.finished(arm.name)
-        for metric in (declared.metric, *CURVES, "sync/version", "cost/generated_tokens"):
+        for metric in (declared.metric, *curves(results), "sync/version", "cost/generated_tokens"):
             without = [str(run["seed"]) for run in finished if not results.series(run, metric)]
             if without:
                 add("metric", f"{arm.label}, seed {', '.join(without)}", f"{metric} was not logged")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -35,6 +36,13 @@ CURVES = {
 }
 """The curves of the paper's figures: metric -> title, what it is."""
 
+_TASK_CURVE = re.compile(r"eval/(?:(?P<task>.+)-)?validation/(?P<value>accuracy|reward|hidden_reward)")
+_TASK_WORDS = {
+    "accuracy": ("Validation accuracy", "greedy accuracy on held-out validation problems"),
+    "reward": ("Validation reward", "score of the greedy completion on held-out validation prompts"),
+    "hidden_reward": ("Hidden preference", "what the reward model stands for, on held-out validation prompts"),
+}
+
 COSTS = ("cost/generated_tokens", "cost/trained_tokens")
 TIMES = ("time/sample_s", "time/reward_s", "time/train_s", "time/eval_s")
 
@@ -42,7 +50,20 @@ TIMES = ("time/sample_s", "time/reward_s", "time/train_s", "time/eval_s")
 def is_share(metric: str) -> bool:
     """Whether a metric is a share, shown in percent and its differences in points."""
     last = metric.rsplit("/", 1)[-1]
-    return last == "accuracy" or "@" in last or last.endswith("_frac")
+    return last == "accuracy" or last.endswith("_frac") or ("@" in last and not last.startswith("reward"))
+
+
+def curves(results: Results) -> dict[str, tuple[str, str]]:
+    """The curves to draw: the paper's, with one of each task and kind of reward that the runs evaluated in place of
+    the accuracy, if they were of a mixture or of a scored task."""
+    tasks = {}
+    for metric in sorted(results.data.history["metric"].unique()):
+        found = _TASK_CURVE.fullmatch(metric)
+        if found:
+            title, what = _TASK_WORDS[found["value"]]
+            tasks[metric] = (f"{title}, {found['task']}", what) if found["task"] else (title, what)
+    first = next(iter(CURVES))
+    return CURVES if not tasks else {**tasks, **{metric: words for metric, words in CURVES.items() if metric != first}}
 
 
 def collect(results: Results, claims: Iterable[ClaimResult]) -> dict[str, Any]:
@@ -75,7 +96,7 @@ def collect(results: Results, claims: Iterable[ClaimResult]) -> dict[str, Any]:
         },
         "verdicts": verdicts(results, claims),
         "arms": arm_rows(results),
-        "curves": [curve(results, metric) for metric in CURVES],
+        "curves": [curve(results, metric, *words) for metric, words in curves(results).items()],
         "sync": [sync(results, arm) for arm in declared.arms],
         "changes": [changes(arm) for arm in declared.arms],
         "costs": [costs(results, arm) for arm in declared.arms],
@@ -263,9 +284,8 @@ def sampled(results: Results, arm: str) -> dict[str, Any] | None:
     return None
 
 
-def curve(results: Results, metric: str) -> dict[str, Any]:
+def curve(results: Results, metric: str, title: str, what: str) -> dict[str, Any]:
     """A metric over the steps, per arm: the mean over complete runs, its band, and every seed's own line."""
-    title, what = CURVES[metric]
     arms = []
     for arm in results.declared.arms:
         lines = []

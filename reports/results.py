@@ -121,13 +121,19 @@ class Results:
         return found.drop_duplicates(["run_id", "uid", "sample"], keep="last")
 
     def matrix(self, arm: str, metric: str) -> pd.DataFrame:
-        """seeds x problems, 1 where the greedy answer is right; only problems that every seed answered."""
+        """seeds x problems; only problems that every seed answered.
+
+        The value is the column that bears the metric's last name (a scored task's `reward` or `hidden_reward`), else 1
+        where the greedy answer is right. Answers without a score are left out.
+        """
         answers = self.answers(arm, metric)
         if not len(answers):
             return pd.DataFrame()
         greedy = answers[answers["sample"] == GREEDY]
-        right = greedy.assign(right=(greedy["outcome"] == "right").astype(np.float64))
-        return right.pivot(index="seed", columns="uid", values="right").dropna(axis="columns")
+        column = metric.rpartition("/")[2]
+        values = greedy[column] if column in greedy else greedy["outcome"] == "right"
+        valued = greedy.assign(value=values.astype(np.float64))
+        return valued.pivot(index="seed", columns="uid", values="value").dropna(axis="columns")
 
 
 def complete(run: dict[str, Any]) -> bool:
