@@ -172,6 +172,7 @@ def test_the_cost_of_a_mixture_is_that_of_its_tasks():
             "eval.test_problems": 0, "eval.num_samples": 1, "eval.probe_prompts": 2, "eval.probe_samples": 3,
         },
     )  # fmt: skip
-    evaluation = 2 * (10 * 2 + 6) + 2 * 2000 * 2
-    tokens = (3 * 6 * 4 + evaluation) * 5 + (3 * 2 * 4 + evaluation) * 16
-    assert cost(config) == Cost(3, 96, 2 * evaluation, tokens)
+    # all test problems: 2,001 additions, as a + b and b + a stay together, and 2,000 replies
+    additions, replies = (2 * (10 * 2 + 6) + 2 * tests * 2 for tests in (2001, 2000))
+    tokens = (3 * 6 * 4 + additions) * 5 + (3 * 2 * 4 + replies) * 16
+    assert cost(config) == Cost(3, 96, additions + replies, tokens)
