@@ -64,6 +64,7 @@ def run(
     rerun_stale: Flag = False,
     allow_mixed: Flag = False,
     tuned: Place = None,
+    leave_within: float = 25.0,
 ) -> int:
     """Run what is missing of a study; interrupted, run it again.
 
@@ -79,10 +80,12 @@ def run(
         rerun_stale: Run finished cells again whose arm or code has changed.
         allow_mixed: Record other library versions or code, instead of refusing them.
         tuned: Of a study with a search: the folder whose winners are run; by default the study's folder.
+        leave_within: Seconds that workers have, after SIGTERM or Ctrl-C, to end their step and write a checkpoint.
     """
     from suite.commands.study import run as command
 
-    return command(study, workers, seeds, arm, axis, dry_run, folder, storage, rerun_stale, allow_mixed, tuned)
+    options = (folder, storage, rerun_stale, allow_mixed, tuned, leave_within)
+    return command(study, workers, seeds, arm, axis, dry_run, *options)
 
 
 @app.command

@@ -52,6 +52,7 @@ def run(
     rerun_stale: bool = False,
     allow_mixed: bool = False,
     tuned: Path | None = None,
+    leave_within: float = 25.0,
 ) -> int:
     """Run what is missing of a study, or show what would be run; the exit code says how the study stands."""
     from suite.commands import plan
@@ -65,6 +66,8 @@ def run(
         study = winners(study, tuned)
     elif tuned is not None:
         raise ValueError(f"--tuned names a search's folder, and study {study.name!r} declares no search")
+    if not leave_within > 0:
+        raise ValueError(f"--leave-within is {leave_within}: workers need a time above 0 seconds to leave")
     plan.check_arms(study)
     cells = plan.chosen(study, arms, seeds)
     if dry_run:
@@ -84,6 +87,7 @@ def run(
         command=shlex.join(words),
         rerun_stale=rerun_stale,
         allow_mixed=allow_mixed,
+        leave_within_s=leave_within,
     )
     return status.exit_code
 
