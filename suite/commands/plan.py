@@ -81,7 +81,7 @@ def _arms_table(study: Study, arms: Sequence[str]) -> Table:
 
 
 def _notes(study: Study, arms: Sequence[str], screen: Console) -> None:
-    """Options that an arm changes without effect, though the arm as a whole is live."""
+    """Options that an arm changes without effect, though the arm as a whole is live; what its cost leaves out."""
     from suite.inert import effective
 
     inert = inert_arms(study)
@@ -90,6 +90,10 @@ def _notes(study: Study, arms: Sequence[str], screen: Console) -> None:
         idle = [option for option in study.differs(name) if option in reasons and flatten(plain)[option] != "auto"]
         for option in idle if name not in inert else ():
             screen.print(f"note   {name}: {option} changes nothing there, {reasons[option]}", highlight=False)
+        rollout = study.config(name).rollout
+        if rollout.dynamic_sampling:
+            words = f"dynamic sampling may take up to {rollout.max_gen_batches} times the rollouts counted here"
+            screen.print(f"note   {name}: {words}", highlight=False)
 
 
 def _cost_table(study: Study, cells: Sequence[Cell]) -> Table:

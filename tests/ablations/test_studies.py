@@ -54,6 +54,8 @@ def test_a_dry_run_needs_nothing_but_the_study(name, alone, capsys):
     assert f"{len(study.arms)} arms x {len(study.seeds)} seeds = {len(study.cells())} cells" in printed
     assert "time   not estimated: no cell is finished, and a pilot needs a seed model that is in the cache" in printed
     assert all(f"claim  {claim.name}: " in printed for claim in study.claims)
+    dynamic = [arm.name for arm in study.arms if study.config(arm.name).rollout.dynamic_sampling]
+    assert printed.count("dynamic sampling may take up to 10 times the rollouts") == len(dynamic)
     assert list(alone.iterdir()) == [], "nothing is written"
 
 
