@@ -1,15 +1,19 @@
 """Verifiable and non-verifiable data, alone, mixed, and one after the other: the paper's Table 3 in miniature.
 
 Additions are verified, replies are scored by a reward model that has learnt a hidden preference (which is measured, so
-that over-optimisation shows). Online DPO throughout, as in the table. Every arm is evaluated on both tasks. Ours: beta
-0.7 (see LOG.md), the rate, the steps.
+that over-optimisation shows). Online DPO throughout, as in the table. Every arm is evaluated on both tasks. An arm that
+goes on where another one ended has had twice the steps, as in the paper. Ours: beta 0.7 (see LOG.md), the rate, the
+steps.
 """
 
 from ablations.preset import preset
-from suite.config import RunConfig, apply
+from suite.config import FROM_ARM, RunConfig, apply
 from suite.study import SEED_MODEL, Arm, Claim, Study
 
 ADDITION, REPLIES = "eval/addition-test/accuracy", "eval/replies-test/hidden_reward"
+
+_ADDITION_ONLY = {"task.mixture": "addition=1,replies=0"}
+_REPLIES_ONLY = {"task.mixture": "addition=0,replies=1"}
 
 STUDY = Study(
     name="mini_mix",
@@ -29,8 +33,18 @@ STUDY = Study(
     ),
     arms=(
         Arm("mixed", {}, "mixed"),
-        Arm("verifiable", {"task.mixture": "addition=1,replies=0"}, "verifiable only"),
-        Arm("nonverifiable", {"task.mixture": "addition=0,replies=1"}, "non-verifiable only"),
+        Arm("verifiable", _ADDITION_ONLY, "verifiable only"),
+        Arm("nonverifiable", _REPLIES_ONLY, "non-verifiable only"),
+        Arm(
+            "nonverifiable_first",
+            {"model.path": f"{FROM_ARM}nonverifiable", **_ADDITION_ONLY},
+            "non-verifiable, then verifiable",
+        ),
+        Arm(
+            "verifiable_first",
+            {"model.path": f"{FROM_ARM}verifiable", **_REPLIES_ONLY},
+            "verifiable, then non-verifiable",
+        ),
     ),
     seeds=(0, 1, 2, 3, 4),
     claims=(
@@ -39,6 +53,8 @@ STUDY = Study(
         Claim("additions alone are better at additions", "better", "verifiable", "mixed", 0.02, ADDITION),
         Claim("replies alone are better at replies", "better", "nonverifiable", "mixed", 0.1, REPLIES),
         Claim("replies alone change additions", "different", "nonverifiable", SEED_MODEL, 0.03, ADDITION),
+        Claim("replies come first", "better", "nonverifiable_first", "verifiable_first", 0.03, ADDITION),
+        Claim("replies survive additions", "equivalent", "nonverifiable_first", "nonverifiable", 0.2, REPLIES),
     ),
     metric=ADDITION,
 )

@@ -12,6 +12,7 @@ from suite import cli
 from suite.commands.cost import Cost, cost
 from suite.config import RunConfig, apply, flatten
 from suite.study import SEED_MODEL
+from suite.tasks.mixture import proportions
 
 MINIATURES = {"algorithms", "dapo", "entropy", "group_size", "grpo_axes", "mix", "sync", "vapo"}
 AT_SCALE = {
@@ -61,7 +62,8 @@ def test_studies_at_scale_take_the_papers_model_and_published_rates(name):
     study = load_study(name)
     for arm in study.arms:
         config = study.config(arm.name)
-        assert config.model.path == "meta-llama/Llama-3.1-8B-Instruct"
+        eldest = [arm.name, *study.lineage(arm.name)][-1]
+        assert study.config(eldest).model.path == "meta-llama/Llama-3.1-8B-Instruct"
         assert config.model.dtype == "bfloat16"
         assert config.optim.lr == 1e-6
         assert config.task.chat
@@ -106,6 +108,24 @@ def test_table_4():
     mixed = load_study("paper_mixed").config("mixed")
     assert (mixed.objective.beta, mixed.optim.eps, mixed.rollout.max_completion_length) == (0.01, 1e-8, 1024)
     assert mixed.rollout.reference_sync == "none"
+    after = load_study("paper_mixed").config("wildchat_first")
+    assert (after.objective.beta, after.optim.eps, after.rollout.max_completion_length) == (0.1, 1e-4, 2048)
+    assert after.rollout.reference_sync == "with_generator"
+
+
+@pytest.mark.parametrize("name", ["mini_mix", "paper_mixed"])
+def test_one_task_after_the_other_in_both_orders(name):
+    """The first half of a sequence is an arm of the study, and trains on the other task."""
+    study = load_study(name)
+    sequences = {arm.name: study.lineage(arm.name) for arm in study.arms if study.lineage(arm.name)}
+    assert len(sequences) == 2
+    trained = set()
+    for last, (first,) in sequences.items():
+        tasks = [{task for task, share in proportions(study.config(arm)).items() if share} for arm in (first, last)]
+        assert [len(names) for names in tasks] == [1, 1]
+        trained.add(tuple(names.pop() for names in tasks))
+    assert len(trained) == 2
+    assert {order[::-1] for order in trained} == trained
 
 
 @pytest.mark.parametrize("name", ["mini_dapo", "dapo_ablation"])
