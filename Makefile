@@ -19,9 +19,10 @@ demo: $(VENV)/.installed
 	$(BIN)/suite run $(STUDY) --workers $(WORKERS)
 	$(BIN)/suite report $(STUDY)
 
-# FAST=1 leaves out the slow tests
+# FAST=1 leaves out the slow tests. What fails is run once more and shown as a rerun: tests that kill processes and
+# servers also meet the scheduler of a busy machine.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(if $(FAST),-m "not slow")
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --reruns 1 $(if $(FAST),-m "not slow")
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
