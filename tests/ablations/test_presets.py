@@ -247,10 +247,10 @@ def test_ours_is_marked():
 
 def test_the_pages_are_up_to_the_presets(tmp_path):
     """`python -c "from ablations.pages import write; write()"` brings them there."""
-    part = sources()
-    # in a process of its own: tests register entries of theirs, and the page lists what is registered
-    code = "from ablations.pages import algorithms; print(algorithms(), end='')"
-    page = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, cwd=ROOT).stdout.decode()
+    # in a process of its own: other tests register entries too
+    code = "from ablations.pages import algorithms, sources; print(algorithms(), sources(), sep=chr(0), end='')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    page, part = done.stdout.split("\0")
     assert (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8") == page
     assert (ROOT / "SOURCES.md").read_text(encoding="utf-8").partition(MARK)[2] == part.partition(MARK)[2]
     for name in presets():

@@ -33,6 +33,7 @@ POINTS = (
 )
 
 
+@pytest.mark.drill
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_a_cell_killed_anywhere_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:

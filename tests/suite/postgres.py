@@ -41,7 +41,7 @@ class Server:
     def start(self) -> None:
         options = f"-p {self.port} -h 127.0.0.1 -k '' -F"
         log = str(self.folder.parent / "log")
-        self._do("pg_ctl", "-D", str(self.folder), "-l", log, "-w", "-o", options, "start")
+        self._do("pg_ctl", "-D", str(self.folder), "-l", log, "-w", "-t", "300", "-o", options, "start")
 
     def stop(self) -> None:
         self._do("pg_ctl", "-D", str(self.folder), "-m", "immediate", "-w", "stop")

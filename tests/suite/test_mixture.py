@@ -20,8 +20,8 @@ MIXED = {"task__name": "mixture", "task__mixture": "addition=3,sums=1"}
 
 
 def mixture_of(**options: object) -> Mixture:
-    mixed = {"task.name": "mixture", "task.mixture": "addition=1,sums=1"}
-    task = build(apply(RunConfig(), {**mixed, **options}), tokenizer())
+    base = {"task.name": "mixture", "task.mixture": "addition=1,sums=1"}
+    task = build(apply(RunConfig(), {**base, **options}), tokenizer())
     assert isinstance(task, Mixture)
     return task
 
