@@ -94,6 +94,16 @@ def test_a_table_comes_back_whole_and_stays_in_the_folder(track: Callable[..., T
     assert not [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
 
 
+def test_a_relative_folder_is_found_by_a_process_started_elsewhere(
+    track: Callable[..., Tracker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    track("first").finish()  # starts wandb's process, in this folder
+    monkeypatch.chdir(tmp_path)
+    with Tracker(Path("cell"), **ARM, config=CONFIG) as tracker:
+        tracker.log(1, {"reward/mean": 0.5})
+    assert [row["reward/mean"] for row in read_run(only_file(tmp_path / "cell")).history] == [0.5]
+
+
 def test_mistakes_are_refused(track: Callable[..., Tracker]) -> None:
     tracker = track(run_id="abc", resume_step=4)
     with pytest.raises(ValueError, match=r"loss/clipfrac.*near names: loss/clip_frac"):
