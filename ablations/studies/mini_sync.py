@@ -12,7 +12,7 @@ STUDY = Study(
     question="How often must the generator be synchronised with the learner, and does GRPO do better than DPO?",
     base=apply(
         RunConfig(),
-        {"objective.beta": 0.7, "optim.lr": 3e-5, "train.steps": 100, "eval.every": 20, "eval.num_samples": 0},
+        {"objective.beta": 0.7, "optim.lr": 3e-5, "train.steps": 80, "eval.every": 20, "eval.num_samples": 0},
     ),
     arms=(
         Arm("online", {}, "online DPO, s=1"),
@@ -20,11 +20,11 @@ STUDY = Study(
         Arm("semi_online", {"rollout.sync_period": 10}, "semi-online DPO, s=10"),
         Arm("offline", {"rollout.sync_period": "inf"}, "offline DPO, s=∞"),
     ),
-    seeds=(0, 1, 2, 3, 4, 5, 6),
+    seeds=(0, 1, 2, 3, 4, 5),
     claims=(
-        Claim("online beats offline", "better", "online", "offline", smallest_effect=0.05),
+        Claim("online beats offline", "better", "online", "offline", smallest_effect=0.08),
         Claim("semi-online equals online", "equivalent", "semi_online", "online", smallest_effect=0.03),
-        Claim("offline beats the seed model", "better", "offline", SEED_MODEL, smallest_effect=0.05),
+        Claim("offline beats the seed model", "better", "offline", SEED_MODEL, smallest_effect=0.08),
         Claim("GRPO differs from online DPO", "different", "grpo", "online", smallest_effect=0.03),
     ),
 )
