@@ -19,10 +19,9 @@ demo: $(VENV)/.installed
 	$(BIN)/suite run $(STUDY) --workers $(WORKERS)
 	$(BIN)/suite report $(STUDY)
 
-# FAST=1 leaves out the slow tests. What fails is run once more and shown as a rerun: tests that kill processes and
-# servers also meet the scheduler of a busy machine.
+# FAST=1 leaves out the slow tests
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --reruns 1 -m "not drill$(if $(FAST), and not slow)"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(if $(FAST),-m "not slow")
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
@@ -32,10 +31,9 @@ check: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks
 
-# the tests' shortened drill, in full: a study whose workers, graders and launcher are killed, and its storage stopped
+# what the tests do with a few kills, in full: a study whose workers, graders and launcher are killed, and its storage stopped
 drill: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.drill --kills $(KILLS) --workers $(WORKERS)
-	$(BIN)/python -m pytest -m drill
 
 report: $(VENV)/.installed
 	$(BIN)/suite report $(STUDY)

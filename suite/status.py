@@ -82,13 +82,14 @@ class StudyStatus:
     def seconds_left(self, workers: int) -> float | None:
         """An estimate from the cells done and the progress of those running; None before anything is known.
 
-        A cell takes the mean time of its arm's cells, of all cells if its arm has none yet.
+        A cell takes the mean time of its arm's cells, of all cells if its arm has none yet. A cell that has done less
+        than a tenth says nothing: its seconds are those of loading, and perhaps of training the seed model.
         """
         known: dict[str, list[float]] = {}
         for cell in self.cells:
             done = cell.share if cell.status in ("complete", "running") else 0.0
             fresh = done - (cell.started_at / cell.steps if cell.steps else 0.0)
-            if cell.seconds > 0 and fresh > 0.02:
+            if cell.seconds > 0 and fresh > 0.1:
                 known.setdefault(cell.arm, []).append(cell.seconds / fresh)
         if not known:
             return None

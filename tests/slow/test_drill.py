@@ -13,12 +13,11 @@ from tests.drill.study import write
 from tests.suite.postgres import running
 
 pytestmark = [
-    pytest.mark.drill,
     pytest.mark.slow,
     pytest.mark.timeout(3000),
     pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc"),
 ]
-KILLS = 6
+KILLS = 4
 
 
 @pytest.fixture(scope="module")

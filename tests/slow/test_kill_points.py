@@ -33,7 +33,6 @@ POINTS = (
 )
 
 
-@pytest.mark.drill
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_a_cell_killed_anywhere_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
