@@ -216,7 +216,9 @@ def _init(
     mode = os.environ.get("WANDB_MODE", "offline")
     settings = {key: value for key, value in _QUIET.items() if f"WANDB_{key.upper()}" not in os.environ}
     run = wandb.init(
-        dir=str(folder.absolute()),  # wandb's process may have been started elsewhere: a notebook's, found by WANDB_SERVICE
+        dir=str(
+            folder.absolute()
+        ),  # wandb's process may have been started elsewhere: a notebook's, found by WANDB_SERVICE
         project=os.environ.get("WANDB_PROJECT", project),
         group=group,
         name=name,
