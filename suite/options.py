@@ -52,6 +52,10 @@ RANGES: dict[str, Range] = {
     "rollout.fixed_batches": _COUNT,
     "rollout.max_gen_batches": _COUNT,
     "rollout.chunk_size": _COUNT,
+    "rollout.tensor_parallel_size": _COUNT,
+    "rollout.memory_share": Range(0, 1, high_open=True),
+    "rollout.max_model_len": _FROM_ZERO,
+    "rollout.window_rollouts": _FROM_ZERO,
     "reward.shaping_coef": Range(),
     "reward.soft_punish_max": _POSITIVE,
     "reward.soft_punish_cache": _POSITIVE,
@@ -126,6 +130,10 @@ def registries() -> dict[str, Registry[Any]]:
     }
 
 
+_ENGINE = ("engine_dtype", "tensor_parallel_size", "memory_share", "prefix_caching", "max_model_len")
+"""Options of a vLLM engine."""
+
+
 @functools.cache
 def _literals() -> dict[str, tuple[Any, ...]]:
     hints = {
@@ -157,6 +165,8 @@ def reads(config: RunConfig) -> frozenset[str]:
     loop -= {"rollout.reference_sync"} | ({"rollout.fixed_batches"} if config.rollout.source != "fixed" else set())
     loop -= set() if config.rollout.dynamic_sampling else {"rollout.max_gen_batches"}
     loop -= set() if config.model.path.startswith(FROM_ARM) else {"model.parent", "model.folder"}
+    if config.rollout.engine != "vllm" or config.rollout.source == "external":
+        loop -= {f"rollout.{name}" for name in _ENGINE}
     loop |= {"task.name", "reward.shaping"}
     shaping, objective = table["reward.shaping"].entry(config.reward.shaping), objective_reads(config)
     # where prompts never repeat, or nothing is referred to, there is nothing to keep

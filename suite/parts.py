@@ -14,9 +14,9 @@ from suite.config import RunConfig, fingerprint
 from suite.critic import Critic
 from suite.objectives import build as build_objective
 from suite.policy import Policy
-from suite.protocols import Objective, Task
+from suite.protocols import Generator, Objective, Task
 from suite.reference import Memory
-from suite.rollout import collect
+from suite.rollout import collect, engines
 from suite.rollout.in_process import InProcessSampler
 from suite.tracking import Tracker
 
@@ -36,7 +36,7 @@ class Parts:
     """Everything that a step needs and a configuration decides."""
 
     policy: Policy
-    generator: InProcessSampler
+    generator: Generator
     evaluator: InProcessSampler
     """Samples from the learner's own weights."""
     reference: PreTrainedModel | None
@@ -56,8 +56,8 @@ def assemble(config: RunConfig, start: Checkpoint | None = None) -> Parts:
     evaluator = InProcessSampler(
         policy.model, pad_id=policy.pad_id, stop_ids=policy.stop_ids, chunk_size=config.rollout.chunk_size
     )
-    generator = evaluator.separate()
     task = tasks.build(config, policy.tokenizer)
+    generator = engines.build(config, policy, task, evaluator)
     objective = build_objective(config, task.max_completion_length)
     reference = copy.deepcopy(policy.model).requires_grad_(False) if objective.needs_reference else None
     optimizer = optim.build(policy.model.parameters(), config.optim)
@@ -95,7 +95,7 @@ def save(
     """Checkpoint after `batches` rollout batches; `pending`: the evaluation of that step is still to come."""
     tensors = {
         "policy": parts.policy.model.state_dict(),
-        "generator": parts.generator.model.state_dict(),
+        "generator": parts.generator.weights(),
         "optimizer": optim.state_tensors(parts.optimizer),
     }
     if parts.reference is not None:

@@ -5,7 +5,7 @@ Letters in names: P prompts, G rollouts per prompt, B sequences, L prompt and co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -134,7 +134,10 @@ class Task(Protocol):
 class Sampler(Protocol):
     """Draws completions from weights of its own, which change only in `load`."""
 
-    version: int
+    @property
+    def version(self) -> int:
+        """Version (optimizer step) of the weights that it samples from."""
+        ...
 
     def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """Take a copy of the learner's weights."""
@@ -142,6 +145,22 @@ class Sampler(Protocol):
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """One completion per request, in order; equal weights, keys and batches give equal tokens."""
+        ...
+
+
+class Generator(Sampler, Protocol):
+    """The sampler of a run's rollouts: may generate ahead, and can say what it samples from."""
+
+    def window(self, batches: Sequence[Sequence[Request]], sampling: Sampling) -> Iterator[list[Completion]]:
+        """The completions of several batches from one call, batch by batch, equal to those of a call for each."""
+        ...
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The weights that it samples from, under the learner's names."""
+        ...
+
+    def measured(self) -> dict[str, float]:
+        """Metrics of the loads since the last call of this."""
         ...
 
 

@@ -76,8 +76,23 @@ class TaskConfig:
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    engine: Literal["in_process"] = "in_process"
-    """What samples: the in-process sampler, a second copy of the weights in the learner's process."""
+    engine: Literal["in_process", "vllm"] = "in_process"
+    """What samples: a second copy of the weights in the learner's process, or a vLLM engine in a process of its own."""
+    engine_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """For `vllm`: precision of the engine's weights; `auto` = that of `model.dtype`."""
+    tensor_parallel_size: int = _execution(1)
+    """For `vllm`: devices that share one engine."""
+    memory_share: float = _execution(0.0)
+    """For `vllm`: share of a GPU's memory that the engine may use, weights included; on a CPU, of the machine's memory
+    for its key-value cache. 0 = 0.4 of a GPU, 0.03 of a machine."""
+    prefix_caching: bool = _execution(True)
+    """For `vllm`: keep the keys and values of prompts that are met again; forgotten at each sync."""
+    max_model_len: int = _execution(0)
+    """For `vllm`: longest prompt and completion together, tokens; 0 = `task.max_prompt_length` and the completion
+    budget, as far as the model goes."""
+    window_rollouts: int = _execution(0)
+    """Most rollouts generated in one call where several batches come from the same weights (s > U); 0 = 4096 for
+    `vllm`, and batch by batch in process, where a call for more saves nothing."""
     num_prompts: int = 32
     """Prompts per rollout batch, P."""
     num_generations: int = 8
@@ -332,6 +347,11 @@ class RunConfig:
     def updates_per_batch(self) -> int:
         """U: optimizer steps per rollout batch."""
         return self.objective.num_minibatches * self.objective.num_epochs
+
+    def syncs_at(self, step: int) -> bool:
+        """Whether the generator takes the learner's weights before the rollout batch that begins at `step`."""
+        moved, period = self.policy_steps(step), self.rollout.sync_period
+        return moved > 0 and period != "inf" and moved % period == 0
 
     def policy_steps(self, step: int) -> int:
         """Optimizer steps of the policy among the first `step`: all but those that pretrain the critic."""

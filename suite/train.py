@@ -192,8 +192,7 @@ def train(
             clock = [time.perf_counter()]
             writer.check()
 
-            moved, sync = config.policy_steps(step), config.rollout.sync_period
-            if moved and sync != "inf" and moved % sync == 0:
+            if config.syncs_at(step):
                 parts.generator.load(parts.policy.model.state_dict(), step)
                 counters.loads += 1
                 if parts.reference is not None and config.rollout.reference_sync == "with_generator":
@@ -212,8 +211,9 @@ def train(
             row = {
                 **statistics(groups), **collected.metrics, **batch_metrics, "sync/loads": counters.loads,
                 "sync/version": parts.generator.version,
-                "sync/staleness": moved - config.policy_steps(parts.generator.version),
-                "time/sample_s": clock[1] - clock[0], "time/reward_s": clock[2] - clock[1],
+                "sync/staleness": config.policy_steps(step) - config.policy_steps(parts.generator.version),
+                **parts.generator.measured(), "time/sample_s": clock[1] - clock[0],
+                "time/reward_s": clock[2] - clock[1],
             }  # fmt: skip
             for offset, mini in enumerate(minibatches(config, batch, step) if batch else [None] * updates):
                 began = time.perf_counter() if offset else clock[2]

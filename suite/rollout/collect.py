@@ -14,17 +14,20 @@ from suite.config import RunConfig
 from suite.evaluate import decode
 from suite.grading import Verdict
 from suite.policy import Policy
-from suite.protocols import Collected, Completion, Group, Prompt, Request, Rollout, Sampler, Sampling, Task
+from suite.protocols import Collected, Completion, Generator, Group, Prompt, Request, Rollout, Sampler, Sampling, Task
 from suite.registry import Registry
 from suite.rollout.dynamic import fill
 from suite.rollout.greedy import attach, copies, greedy_sampling, needs_greedy, with_greedy
+from suite.rollout.window import Ahead
 from suite.tasks import parts_of
 from suite.tasks.encoding import encode_completion
 
 Collect = Callable[[int], Collected]
 """Rollout batch number -> its groups, graded (`reward` is the verdict's), and their cost."""
 
-Source = Callable[[RunConfig, Task, Sampler, Policy], Collect]
+Key = tuple[int | str, ...]
+
+Source = Callable[[RunConfig, Task, Generator, Policy], Collect]
 """Built once per run from the configuration, the task, the generator and the policy (for its tokenizer)."""
 
 SOURCES: Registry[Source] = Registry("rollout source")
@@ -34,17 +37,27 @@ GIVEN = -1
 
 
 @SOURCES.register("generator")
-def from_generator(config: RunConfig, task: Task, sampler: Sampler, policy: Policy) -> Collect:
+def from_generator(config: RunConfig, task: Task, sampler: Generator, policy: Policy) -> Collect:
     """G completions for each of P prompts. Noise is keyed by (seed, step, purpose, place, prompt, sample).
 
-    With `rollout.dynamic_sampling` groups that teach nothing make room for further prompts: `suite.rollout.dynamic`.
+    Batches between two syncs may be generated in one call: `suite.rollout.window`. With `rollout.dynamic_sampling`
+    groups that teach nothing make room for further prompts: `suite.rollout.dynamic`.
     """
 
-    def sample(prompts: Sequence[Prompt], batch: int, first: int) -> list[Group]:
+    def keys(prompts: Sequence[Prompt], batch: int, first: int) -> list[Key]:
         step = batch * config.updates_per_batch
         # a prompt may stand twice in a batch, across the end of a pass: its place keeps the two apart
-        keys = [(config.seed, step, "rollout", first + place, prompt.uid) for place, prompt in enumerate(prompts)]
-        return sample_groups(config, task, sampler, policy, prompts, keys)
+        return [(config.seed, step, "rollout", first + place, prompt.uid) for place, prompt in enumerate(prompts)]
+
+    def plan(batch: int) -> list[tuple[Sampling, list[Request]]]:
+        prompts = task.draw(config.seed, batch, config.rollout.num_prompts)
+        return planned(config, task, prompts, keys(prompts, batch, 0))
+
+    ahead = Ahead(config, sampler, plan)
+
+    def sample(prompts: Sequence[Prompt], batch: int, first: int) -> list[Group]:
+        ahead.begin(batch)
+        return sample_groups(config, task, ahead, policy, prompts, keys(prompts, batch, first))
 
     def collect(batch: int) -> Collected:
         groups = sample(task.draw(config.seed, batch, config.rollout.num_prompts), batch, 0)
@@ -59,40 +72,64 @@ def sample_groups(
     sampler: Sampler,
     policy: Policy,
     prompts: Sequence[Prompt],
-    keys: Sequence[tuple[int | str, ...]],
+    keys: Sequence[Key],
 ) -> list[Group]:
     """The graded groups of the prompts, in order; the key of a prompt and the sample's number key a rollout's noise.
 
     Each task of a mixture samples within its own budget and grades its own completions. Where the objective's
     baseline is the greedy completion, it is sampled and graded along with its group.
     """
-    rollout, groups = config.rollout, dict[int, Group]()
-    for name, part in parts_of(task).items():
-        mine = [index for index, prompt in enumerate(prompts) if prompt.task == name]
-        if not mine:
-            continue
-        asked, budget = [(prompts[index], keys[index]) for index in mine], part.max_completion_length
-        sampling = Sampling(rollout.temperature, rollout.top_p, rollout.top_k, budget)
-        found = _sample(part, sampler, policy, asked, sampling, rollout.num_generations)
-        if needs_greedy(config):
-            best = _sample(part, sampler, policy, asked, greedy_sampling(budget), 1)
-            attach(found, [one for (one,) in best])
+    groups = dict[int, Group]()
+    for part, mine in _shares(task, prompts):
+        asked = [(prompts[index], keys[index]) for index in mine]
+        found, *best = [_sample(part, sampler, policy, asked, *kind) for kind in _kinds(config, part)]
+        for greedy in best:
+            attach(found, [one for (one,) in greedy])
         groups.update(zip(mine, found, strict=True))
     return [groups[index] for index in range(len(prompts))]
+
+
+def planned(
+    config: RunConfig, task: Task, prompts: Sequence[Prompt], keys: Sequence[Key]
+) -> list[tuple[Sampling, list[Request]]]:
+    """What `sample_groups` will ask the sampler for, call by call."""
+    return [
+        (sampling, _requests(part, [(prompts[index], keys[index]) for index in mine], count))
+        for part, mine in _shares(task, prompts)
+        for sampling, count in _kinds(config, part)
+    ]
+
+
+def _shares(task: Task, prompts: Sequence[Prompt]) -> list[tuple[Task, list[int]]]:
+    """Each task of a mixture that has prompts here, and their places."""
+    places = {name: [i for i, prompt in enumerate(prompts) if prompt.task == name] for name in parts_of(task)}
+    return [(part, places[name]) for name, part in parts_of(task).items() if places[name]]
+
+
+def _kinds(config: RunConfig, part: Task) -> list[tuple[Sampling, int]]:
+    """How a prompt of the task is sampled and how often: its group, and its greedy completion where one is needed."""
+    rollout, budget = config.rollout, part.max_completion_length
+    group = (Sampling(rollout.temperature, rollout.top_p, rollout.top_k, budget), rollout.num_generations)
+    return [group, (greedy_sampling(budget), 1)] if needs_greedy(config) else [group]
+
+
+def _requests(task: Task, asked: Sequence[tuple[Prompt, Key]], count: int) -> list[Request]:
+    """`count` requests for each prompt; its key and the sample's number key the noise."""
+    return [Request(task.encode(prompt), (*key, number)) for prompt, key in asked for number in range(count)]
 
 
 def _sample(
     task: Task,
     sampler: Sampler,
     policy: Policy,
-    asked: Sequence[tuple[Prompt, tuple[int | str, ...]]],
+    asked: Sequence[tuple[Prompt, Key]],
     sampling: Sampling,
     count: int,
 ) -> list[list[Rollout]]:
-    """`count` graded completions of each prompt; its key and the sample's number key the noise."""
+    """`count` graded completions of each prompt."""
     encoded = [task.encode(prompt) for prompt, _ in asked]
     rows = [(place, number) for place in range(len(asked)) for number in range(count)]
-    completions = sampler.generate([Request(encoded[p], (*asked[p][1], number)) for p, number in rows], sampling)
+    completions = sampler.generate(_requests(task, asked, count), sampling)
     texts = [decode(policy.tokenizer, completion.token_ids) for completion in completions]
     verdicts = task.grade([asked[place][0] for place, _ in rows], texts)
     found = [
@@ -103,7 +140,7 @@ def _sample(
 
 
 @SOURCES.register("fixed")
-def from_fixed_set(config: RunConfig, task: Task, sampler: Sampler, policy: Policy) -> Collect:
+def from_fixed_set(config: RunConfig, task: Task, sampler: Generator, policy: Policy) -> Collect:
     """One set of `fixed_batches` rollout batches of the seed model, sampled once and reused over epochs.
 
     After a resume a batch is sampled again where it is needed: the generator is never synced and noise is
@@ -123,7 +160,7 @@ def from_fixed_set(config: RunConfig, task: Task, sampler: Sampler, policy: Poli
 
 
 @SOURCES.register("external")
-def from_given_pairs(config: RunConfig, task: Task, sampler: Sampler, policy: Policy) -> Collect:
+def from_given_pairs(config: RunConfig, task: Task, sampler: Generator, policy: Policy) -> Collect:
     """Groups of two: the given chosen completion (reward 1) and the rejected one (reward 0). Nothing is sampled.
 
     Where only chosen answers are given, a group is that answer alone. Raises ValueError for a task that gives none.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -59,12 +59,25 @@ class InProcessSampler:
         self.model.load_state_dict(weights)
         self.version = version
 
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The weights that it samples from."""
+        return self.model.state_dict()
+
+    def measured(self) -> dict[str, float]:
+        """Nothing: a load in this process is a copy, bit for bit."""
+        return {}
+
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """One completion per request, in order. Noise is keyed per request and position."""
         out: list[Completion] = []
         for start in range(0, len(requests), self._chunk_size):
             out += self._chunk(requests[start : start + self._chunk_size], sampling)
         return out
+
+    def window(self, batches: Sequence[Sequence[Request]], sampling: Sampling) -> Iterator[list[Completion]]:
+        """The completions of several batches, one after the other: the forward passes are those of single batches."""
+        for requests in batches:
+            yield self.generate(requests, sampling)
 
     @torch.inference_mode()
     def _chunk(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:

