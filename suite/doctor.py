@@ -86,7 +86,7 @@ def _gpu() -> Check:
 
 def _vllm() -> Check:
     if importlib.util.find_spec("vllm") is None:
-        advice = "pip install 'rl-ablation-suite[gpu]' on a GPU node, '[cpu]' elsewhere"
+        advice = "make vllm-gpu on a GPU node, make vllm-cpu elsewhere, for rollout.engine = vllm"
         return Check("vLLM", "limited", "not installed; the in-process sampler is used", advice)
     for package in ("vllm", "vllm-cpu"):
         try:

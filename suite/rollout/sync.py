@@ -101,8 +101,8 @@ class Verifier:
         changed = [name for name in held if self._held is not None and held[name] != self._held.get(name)]
         if changed:
             raise SyncError(
-                f"{changed[0]} and {len(changed) - 1} more of {len(held)} tensors of the engine are not what they were after "
-                f"the weights of step {self._version} were handed over, and it was given none since"
+                f"{len(changed)} of {len(held)} tensors of the engine, {changed[0]} among them, are not what they were "
+                f"after the weights of step {self._version} were handed over, and it was given none since"
             )
 
     def check(

