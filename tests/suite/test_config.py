@@ -56,6 +56,11 @@ def test_every_option_that_computes_enters_and_execution_options_do_not():
     execution = {"rollout.chunk_size", "optim.micro_batch_size", "train.checkpoint_every", "train.keep_checkpoints"}
     execution |= {
         "rollout.precompute_ref_log_probs",
+        "rollout.tensor_parallel_size",
+        "rollout.memory_share",
+        "rollout.prefix_caching",
+        "rollout.max_model_len",
+        "rollout.window_rollouts",
         "model.folder",
         "model.attention",
         "train.export_model",

@@ -149,6 +149,9 @@ def test_no_family_reads_everything():
         ({"judge.model": "m"}, "objective.pair_rule = judge"),
         ({"objective.sft_rows": "best"}, "objective.name = sft"),
         ({"task.source": "problems.jsonl"}, "task.name = file"),
+        ({"rollout.memory_share": 0.5}, "rollout.engine = vllm"),
+        ({"rollout.prefix_caching": False}, "rollout.engine = vllm"),
+        ({"rollout.engine_dtype": "bfloat16"}, "rollout.engine = vllm"),
         ({"reward.shaping_coef": 0.5}, ""),
     ],
 )
@@ -242,6 +245,7 @@ def test_a_model_folder_without_weights_is_refused(tmp_path):
     assert "no weights" in message
 
 
+VLLM = {"rollout.engine": "vllm"}
 U4 = PG | {"objective.num_minibatches": 4, "rollout.sync_period": 4}
 KL = PG | {"objective.kl": "loss"}
 REWARD_KL = PG | {"objective.kl": "reward"}
@@ -274,6 +278,12 @@ FIXED = OFFLINE | {"rollout.source": "fixed"}
         (OFFLINE, {"rollout.sync_period": 120}, "no sync falls within 120 steps"),
         (OFFLINE, {"rollout.sync_period": 500, "rollout.reference_sync": "with_generator"}, "no sync falls"),
         (OFFLINE, {"rollout.sync_period": 119}, None),
+        (VLLM, {"rollout.engine_dtype": "float32"}, "auto is float32"),
+        (VLLM, {"rollout.engine_dtype": "bfloat16"}, None),
+        (VLLM, {"rollout.prefix_caching": False, "rollout.max_model_len": 64}, "how the run is carried out"),
+        ({}, VLLM, None),
+        (GIVEN, VLLM, "given pairs are not sampled"),
+        (OFFLINE, {"rollout.window_rollouts": 500}, "how the run is carried out"),
         (OFFLINE, FIXED | {"rollout.fixed_batches": 120}, "not reused"),
         (OFFLINE, FIXED | {"rollout.fixed_batches": 119}, None),
         (FIXED, {"rollout.fixed_batches": 31}, None),
