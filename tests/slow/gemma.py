@@ -25,8 +25,10 @@ def model(folder: Path) -> Path:
     file = assemble(folder / "model.gguf", overwrite=True)
     loaded = AutoModelForCausalLM.from_pretrained(str(folder), gguf_file=file.name, dtype=torch.bfloat16)
     words = AutoTokenizer.from_pretrained(str(folder), gguf_file=file.name)
-    # a plain copy: what was dequantised carries its loader's marks, which cannot be saved
-    plain = AutoModelForCausalLM.from_config(loaded.config, dtype=torch.bfloat16)
+    # a plain copy: what was dequantised carries its loader's marks
+    shape = loaded.config
+    del shape.quantization_config
+    plain = AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16)
     plain.load_state_dict(loaded.state_dict())
     plain.generation_config = loaded.generation_config
     words.save_pretrained(folder)

