@@ -200,6 +200,32 @@ def _check_objective(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _check_importance_sampling(config: RunConfig) -> Iterator[str]:
+    from suite.objectives import resolve_ratio_reference
+
+    rollout, updates = config.rollout, config.updates_per_batch
+    mode = config.objective.importance_sampling_mode
+    if mode == "none" or "objective.importance_sampling_mode" not in reads(config):
+        return
+    start = f"objective.importance_sampling_mode is {mode!r}"
+    if rollout.sync_period != updates:
+        yield (
+            f"{start}, which compares sampler and learner under the same weights, and rollout.sync_period is "
+            f"{rollout.sync_period}; take rollout.sync_period = {updates}, the optimizer steps per rollout batch, or "
+            "objective.importance_sampling_mode = 'none'"
+        )
+    elif resolve_ratio_reference(config) == "generator":
+        yield (
+            f"{start}, but objective.ratio_reference is 'generator', whose ratio is taken against the sampler already; "
+            "take objective.ratio_reference = 'learner', or objective.importance_sampling_mode = 'none'"
+        )
+    if rollout.top_p < 1 or rollout.top_k > 0:
+        yield (
+            f"{start}, but rollout.top_p is {rollout.top_p} and rollout.top_k is {rollout.top_k}, and the correction "
+            "needs the sampler's log-probs over the whole vocabulary; take top_p = 1 and top_k = 0"
+        )
+
+
 def _check_critic(config: RunConfig) -> Iterator[str]:
     critic, updates = config.critic, config.updates_per_batch
     if "critic.init" not in reads(config):
@@ -234,5 +260,6 @@ _CLASHES: tuple[Callable[[RunConfig], Iterator[str]], ...] = (
     _check_task,
     _check_group,
     _check_objective,
+    _check_importance_sampling,
     _check_critic,
 )
