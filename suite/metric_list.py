@@ -257,7 +257,7 @@ DESCRIBED = (
     ),
     Metric(
         "kl/sampler",
-        "k1 estimate of KL(sampler, learner): sampler_logprobs − learner_logprobs; staleness and engine mismatch together",
+        "k1 estimate of KL(sampler, learner): sampler_logprobs − learner_logprobs; staleness and mismatch together",
         "nats",
         "mean over the trained tokens of a rollout batch's first update, before the weights move",
         "",

@@ -118,6 +118,26 @@ def _check_mixture(config: RunConfig) -> Iterator[str]:
             yield f"rollout.num_prompts is {size}, of which task {name!r} of task.mixture gets none; raise either"
 
 
+def _check_scored(config: RunConfig) -> Iterator[str]:
+    from suite.objectives.pairs import TELLS_CORRECT
+    from suite.tasks import is_scored, mixture
+
+    objective, read = config.objective, reads(config)
+    if config.rollout.source == "external":
+        return
+    mixed = config.task.name == mixture.NAME
+    rules = mixture.pair_rules(config) if mixed else {config.task.name: ""}
+    shares = mixture.proportions(config) if mixed else {config.task.name: 1.0}
+    for name in filter(is_scored, (name for name, share in shares.items() if share)):
+        rule = rules[name] or objective.pair_rule
+        if "objective.pair_rule" in read and rule in TELLS_CORRECT:
+            option = f"task.pair_rules has {name}={rule}" if rules[name] else f"objective.pair_rule is {rule!r}"
+            best = f"task.pair_rules = '{name}=best_worst'" if mixed else "objective.pair_rule = 'best_worst'"
+            yield f"{option}, which sets right answers against wrong ones, but task {name!r} gives scores; take {best}"
+        if "objective.sft_rows" in read and objective.sft_rows == "correct":
+            yield f"objective.sft_rows is 'correct', but task {name!r} gives scores; take objective.sft_rows = 'best'"
+
+
 def _check_judge(config: RunConfig) -> Iterator[str]:
     from suite.judges import FIELDS
 
@@ -257,6 +277,7 @@ _CLASHES: tuple[Callable[[RunConfig], Iterator[str]], ...] = (
     _check_judge,
     _check_reward,
     _check_mixture,
+    _check_scored,
     _check_task,
     _check_group,
     _check_objective,

@@ -1,4 +1,4 @@
-"""Whether the loss corrects for an engine whose log-probs are not quite the learner's; live only with such an engine."""
+"""Whether the loss corrects for an engine whose log-probs are not the learner's; live only with such an engine."""
 
 from suite.study import Arm, Axis
 

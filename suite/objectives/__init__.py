@@ -1,7 +1,8 @@
 """Objectives: families of losses whose slots are named in the configuration and filled from registries.
 
 Each slot is a file with its registry and one small function per entry: advantages, trust regions, aggregations,
-KL estimators, importance sampling modes, pair rules. An entry says which options it reads; a new one touches nothing that is there.
+KL estimators, importance sampling modes, pair rules. An entry says which options it reads; a new one touches nothing
+that is there.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def sequence_mask(
 
 
 def _log_ratio(learner_BT: torch.Tensor, sampler_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """log learner - log sampler in float64, where a long sequence's product does not overflow; 0 at masked positions."""
+    """log learner - log sampler, 0 at masked positions; float64, for the products of long sequences."""
     return keep(learner_BT.detach().double(), mask_BT) - keep(sampler_BT.detach().double(), mask_BT)
 
 

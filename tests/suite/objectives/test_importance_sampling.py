@@ -1,4 +1,4 @@
-"""The correction for a sampler that is not quite the learner: every mode against plain Python, by hand, and in a run."""
+"""The correction for a sampler that is not quite the learner: each mode against plain Python, by hand, in a run."""
 
 from __future__ import annotations
 
