@@ -44,7 +44,7 @@ def policy_gradient_reads(config: RunConfig) -> frozenset[str]:
 
 class PolicyGradient(Objective):
     """Aggregated surrogate + kl_coef x aggregated KL (`kl = loss`) - entropy coefficient x mean entropy
-    + positive_nll_coef x mean over the tokens of correct rollouts of -log pi (VAPO, arXiv 2504.05118, eq. 13).
+    + positive_nll_coef x mean over the tokens of correct rollouts of -log pi (VAPO, arXiv 2504.05118, eq. 9).
 
     The ratio is exp(logprobs - old). With the generator as its reference, old is `sampler_logprobs_BT`. With the
     learner, old is `learner_logprobs_BT` as prepared, and the ratio is exactly 1, not 1 up to the rounding of
