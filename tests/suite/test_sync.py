@@ -182,7 +182,7 @@ def test_the_engine_holds_prompt_and_budget_and_probes_are_long_held_out_prompts
     assert engines.length(config, parts.policy, parts.task) == 128  # the model's own end
     short = small(task__max_prompt_length=20, rollout__max_completion_length=7)
     assert engines.length(short, parts.policy, assemble(short).task) == 27
-    with pytest.raises(ValueError, match="rollout.max_model_len is 200, and the model goes to 128 tokens"):
+    with pytest.raises(ValueError, match=r"rollout\.max_model_len is 200, and the model goes to 128 tokens"):
         engines.length(small(rollout__max_model_len=200), parts.policy, parts.task)
     found = engines.probes(Policy.load(ModelConfig()), parts.task, 80)
     assert [len(ids) for ids in found] == [80] * 4
