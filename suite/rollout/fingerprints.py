@@ -67,12 +67,16 @@ def model_dtype(model: torch.nn.Module) -> torch.dtype:
 
 def learner_fingerprint(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, dict[str, int]]:
     """Checksums of the learner's weights as the engine would hold them in its dtype: name -> what is covered -> sum."""
-    out = {}
+    out: dict[str, dict[str, int]] = {}
+    known: dict[tuple[int, torch.Size], dict[str, int]] = {}
     for name, tensor in weights.items():
-        cast = tensor.detach().to(device="cpu", dtype=dtype)
-        out[name] = {WHOLE: bits(cast)}
-        if cast.ndim == 2:
-            out[name][COLUMNS] = bits(cast[:, list(columns(cast.shape[1]))])
+        place = tensor.data_ptr(), tensor.shape
+        if place not in known:  # tied weights are read once
+            cast = tensor.detach().to(device="cpu", dtype=dtype)
+            known[place] = {WHOLE: bits(cast)}
+            if cast.ndim == 2:
+                known[place][COLUMNS] = bits(cast[:, list(columns(cast.shape[1]))])
+        out[name] = known[place]
     return out
 
 

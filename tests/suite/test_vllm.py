@@ -28,7 +28,7 @@ from suite.policy import Policy
 from suite.protocols import Request, Sampling
 from suite.rewards import SHAPINGS
 from suite.rollout import vllm_engine
-from suite.rollout.in_process import InProcessSampler, processed_logprobs
+from suite.rollout.in_process import processed_logprobs
 from suite.rollout.sync import SyncError
 from suite.rollout.vllm_engine import Engine, EngineDied, Settings, architecture, release_all
 from suite.rollout.vllm_sampler import VllmSampler
@@ -395,7 +395,3 @@ def test_no_engine_outlives_a_worker_that_is_killed(tied: Path) -> None:
     assert not Path(f"/proc/{host}").exists()
     vllm_engine.remove_left()  # as the next worker's engine does when it starts
     assert not list(vllm_engine.SHARED_MEMORY.glob(f"suite-vllm-{worker.pid}-*"))
-
-
-def test_the_in_process_sampler_says_nothing_of_syncs(tmp_path: Path) -> None:
-    assert isinstance(assemble(small()).generator, InProcessSampler)
