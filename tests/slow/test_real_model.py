@@ -30,7 +30,7 @@ pytestmark = [
 
 SMALL = {
     "task.name": "file", "task.template": "Question: {problem}\nAnswer:", "task.max_prompt_length": 256,
-    "rollout.engine": "vllm", "rollout.engine_dtype": "bfloat16", "rollout.max_completion_length": 48,
+    "rollout.engine": "vllm", "rollout.engine_dtype": "bfloat16", "rollout.max_completion_length": 16,
     "rollout.num_prompts": 2, "rollout.num_generations": 4, "train.steps": 2, "optim.lr": 1e-6,
     "optim.micro_batch_size": 2,
     "eval.validation_problems": 1, "eval.test_problems": 1, "eval.num_samples": 1, "eval.probe_prompts": 1,
