@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from suite.protocols import Completion, Request, Sampling
 from suite.randomness import generator
-from suite.rollout.sync import FOLLOWING, Verifier, score
+from suite.rollout.sync import FOLLOWING, SyncError, Verifier, score
 from suite.rollout.vllm_engine import Answered, Engine
 
 FILE = "model.safetensors"
@@ -39,7 +39,11 @@ class VllmSampler:
         self._measured: dict[str, float] = {}
         if not engine.comparable:
             held, fused = engine.ask("fingerprint")
-            engine.comparable = self._verifier.calibrate(held, fused, model.state_dict())
+            try:
+                engine.comparable = self._verifier.calibrate(held, fused, model.state_dict())
+            except SyncError:
+                engine.close()
+                raise
 
     def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """Hand weights over and prove that they arrived. Raises SyncError, and ends the engine, if they did not."""
