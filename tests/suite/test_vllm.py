@@ -324,6 +324,7 @@ def test_loads_are_ceil_n_over_s_and_every_one_is_verified(
     assert len(gaps) == loads
     assert max(gaps) < 1e-4
     assert all(size > 200_000 for size in tracker.column("sync/bytes"))
+    assert all(seconds > 0 for seconds in tracker.column("sync/seconds"))
     assert rollouts(tmp_path)["version"].unique().tolist() == sorted({number // step * step for number in range(6)})
 
 
