@@ -68,7 +68,7 @@ def test_two_steps_on_gsm8k(arm: str, model: Path, test_data: Path, tmp_path: Pa
     print(f"{arm}: {time.perf_counter() - began:.0f} s, {memory:.1f} GiB in the learner's process, {metrics}")
     assert metrics["sync/loads"] == 2
     assert metrics["sync/version"] == 1
-    assert 0 < metrics["sync/logprob_gap"] < 0.05  # a bfloat16 engine under a float32 learner
+    assert 0 < metrics["sync/logprob_gap"] < 0.1  # a bfloat16 engine under a float32 learner
     assert metrics["loss/grad_norm"] > 0
     files = sorted((tmp_path / "run" / "rollouts").glob("batch-*.parquet"))
     stored = pd.concat([pd.read_parquet(file) for file in files])
