@@ -312,6 +312,18 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
+class LearnerConfig:
+    compute_dtype: Literal["model", "bfloat16"] = "model"
+    """Precision of the learner's forward and backward passes and of the weights that are sampled from; `model` = that
+    of the weights. Weights, reductions over ranks and the optimizer keep `model.dtype`, float32 here."""
+    activation_checkpointing: bool = _execution(False)
+    """Keep only the inputs of each decoder layer for the backward pass, and compute the rest again: less memory for
+    about a third more time. Changes no number."""
+    compile: bool = _execution(False)
+    """Compile the decoder layers of policy and critic (`torch.compile`). Changes results by rounding."""
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """One run: everything that decides its result."""
 
@@ -327,6 +339,7 @@ class RunConfig:
     critic: CriticConfig = CriticConfig()
     eval: EvalConfig = EvalConfig()
     train: TrainConfig = TrainConfig()
+    learner: LearnerConfig = LearnerConfig()
 
     @property
     def updates_per_batch(self) -> int:
