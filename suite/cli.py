@@ -37,6 +37,7 @@ def train(
     name: str = "run",
     folder: Place = None,
     plugin: Files = (),
+    nproc: int = 1,
 ) -> int:
     """Train one run and write its folder.
 
@@ -45,10 +46,11 @@ def train(
         name: Names the run in its folder and in W&B.
         folder: Where its results go; by default runs/train/NAME-IDENTITY below the current folder.
         plugin: A Python file that is imported first; what it registers can be chosen. May be given again.
+        nproc: Processes that share the work, on a GPU each where there are any; changes results by rounding alone.
     """
     from suite.commands.single import train as command
 
-    return command(config, name, folder, plugin)
+    return command(config, name, folder, plugin, nproc)
 
 
 @app.command

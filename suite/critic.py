@@ -33,7 +33,8 @@ class ValueModel(torch.nn.Module):
         """Values (B, L), reward units; those of padding mean nothing. Positions count from the first real token."""
         position = (attention_BL.cumsum(-1) - 1).clamp(min=0)
         out = self.backbone(input_ids=ids_BL, attention_mask=attention_BL, position_ids=position, use_cache=False)
-        return self.head(out.last_hidden_state.float()).squeeze(-1)
+        # a copy, no view: a sharded model's output must not be changed in place
+        return self.head(out.last_hidden_state.float()).squeeze(-1).clone()
 
     @classmethod
     def from_policy(cls, policy: Policy) -> ValueModel:

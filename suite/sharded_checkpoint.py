@@ -1,4 +1,4 @@
-"""Checkpoints of several ranks: each writes its parts (torch.distributed.checkpoint); any number of ranks reads them."""
+"""Checkpoints of several ranks: each writes its parts (torch.distributed.checkpoint), any number of ranks reads."""
 
 from __future__ import annotations
 
