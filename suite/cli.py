@@ -67,6 +67,7 @@ def run(
     allow_mixed: Flag = False,
     tuned: Place = None,
     leave_within: float = 25.0,
+    gpus_per_cell: int = 0,
 ) -> int:
     """Run what is missing of a study; interrupted, run it again.
 
@@ -83,10 +84,11 @@ def run(
         allow_mixed: Record other library versions or code, instead of refusing them.
         tuned: Of a study with a search: the folder whose winners are run; by default the study's folder.
         leave_within: Seconds that workers have, after SIGTERM or Ctrl-C, to end their step and write a checkpoint.
+        gpus_per_cell: GPUs that a worker has to itself; a cell runs on as many ranks. 0: one, shared if they are few.
     """
     from suite.commands.study import run as command
 
-    options = (folder, storage, rerun_stale, allow_mixed, tuned, leave_within)
+    options = (folder, storage, rerun_stale, allow_mixed, tuned, leave_within, gpus_per_cell)
     return command(study, workers, seeds, arm, axis, dry_run, *options)
 
 

@@ -72,6 +72,9 @@ class Shards(Mapping[str, Mapping[str, torch.Tensor]]):
             dcp.load(flat, checkpoint_id=self._place, no_dist=True)
         return found
 
+    def __contains__(self, group: object) -> bool:
+        return group in self._groups
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._groups)
 

@@ -27,8 +27,13 @@ def prepare(model: torch.nn.Module, config: RunConfig, *, trains: bool, whole: I
     A decoder layer is a shard group of its own, what is left another. Gradients are summed over ranks, in fp32;
     `whole` names modules that compute in the precision of their weights whatever the configuration. Parameters are
     replaced: an optimizer must be built afterwards, and copies be made before.
+
+    Raises ValueError if layers are to be recomputed or compiled and the model names none.
     """
     layers = decoder_layers(model)
+    for option in ("activation_checkpointing", "compile"):
+        if getattr(config.learner, option) and not layers:
+            raise ValueError(f"learner.{option} is on, but {type(model).__name__} names no decoder layers; turn it off")
     if trains and config.learner.activation_checkpointing:
         for part in model.modules():
             if hasattr(part, "config") and hasattr(part.config, "use_cache"):

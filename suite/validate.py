@@ -200,6 +200,14 @@ def _check_objective(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _check_learner(config: RunConfig) -> Iterator[str]:
+    if config.learner.compute_dtype == config.model.dtype:
+        yield (
+            f"learner.compute_dtype is {config.learner.compute_dtype!r}, and so is model.dtype: no weight is kept in "
+            "more; take model.dtype = 'float32', or learner.compute_dtype = 'model'"
+        )
+
+
 def _check_critic(config: RunConfig) -> Iterator[str]:
     critic, updates = config.critic, config.updates_per_batch
     if "critic.init" not in reads(config):
@@ -235,4 +243,5 @@ _CLASHES: tuple[Callable[[RunConfig], Iterator[str]], ...] = (
     _check_group,
     _check_objective,
     _check_critic,
+    _check_learner,
 )

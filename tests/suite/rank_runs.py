@@ -1,9 +1,10 @@
-"""What the tests of several ranks run on each: `python rank_runs.py FOLDER CASE ...`, with torchrun's variables set."""
+"""What the tests of several ranks run on each: `python rank_runs.py FOLDER:CASE ...`, with torchrun's variables set."""
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -11,9 +12,11 @@ from fakes import MemoryTracker, small
 
 from suite import distributed, sharding
 from suite import train as core
-from suite.checkpoint import latest, restore, write_json
-from suite.config import RunConfig, apply, fingerprint, to_json
-from suite.parts import Parts, assemble
+from suite.checkpoint import Checkpoint, latest, restore, write_json
+from suite.config import RunConfig, fingerprint, to_json
+from suite.parts import Parts
+from suite.protocols import Request, Sampling
+from suite.rollout.in_process import InProcessSampler
 from suite.run import Interrupted
 
 COMMON = {
@@ -39,63 +42,74 @@ CASES: dict[str, dict[str, object]] = {
         "train__checkpoint_every": 1, "train__keep_checkpoints": 2,
     },
     "mixed": {"learner__compute_dtype": "bfloat16", "rollout__sync_period": "inf"},
-    "recomputed": {"learner__activation_checkpointing": True, "rollout__sync_period": "inf", "critic__init": "policy",
-                   **GRPO, "objective__advantage": "gae", "objective__scale_rewards": "none"},
 }  # fmt: skip
 
 
 def configured(case: str) -> RunConfig:
-    """The run of a case; its other parts are separated by `-`."""
-    return small(**{**COMMON, **CASES[case.split("-")[0]]})
+    """The run of a case."""
+    return small(**{**COMMON, **CASES[case.removesuffix("-cut")]})
 
 
-def train(case: str, folder: Path, parts: list[Parts] | None = None) -> tuple[core.Outcome | None, MemoryTracker]:
-    """One case in its folder, from the newest checkpoint there; `-cut` stops it after two steps."""
-    config, tracker, held = configured(case), MemoryTracker(), parts if parts is not None else []
-    place = folder / case.removesuffix("-cut")
-    polls = iter([False, True])
-    stop = (lambda: next(polls)) if case.endswith("-cut") else None
-    distributed.on_main(lambda: restore(place / "checkpoints", fingerprint(config)) and None)
+@contextmanager
+def spied() -> Iterator[tuple[list[Parts], list[int]]]:
+    """The parts that a run assembles, and the number of requests in each chunk that this rank samples."""
+    parts, chunks, assembled, chunk = list[Parts](), list[int](), core.assemble, InProcessSampler._chunk
 
-    def keep(*arguments: object) -> Parts:
-        held.append(assemble(*arguments))  # type: ignore[arg-type]
-        return held[-1]
+    def keep(config: RunConfig, start: Checkpoint | None = None) -> Parts:
+        parts.append(assembled(config, start))
+        return parts[-1]
 
-    before, core.assemble = core.assemble, keep
+    def count(self: InProcessSampler, requests: Sequence[Request], sampling: Sampling) -> list:
+        chunks.append(len(requests))
+        return chunk(self, requests, sampling)
+
+    core.assemble, InProcessSampler._chunk = keep, count  # type: ignore[method-assign]
     try:
-        return core.train(config, place, tracker, latest(place / "checkpoints"), stop=stop), tracker  # type: ignore[arg-type]
-    except Interrupted:
-        return None, tracker
+        yield parts, chunks
     finally:
-        core.assemble = before
+        core.assemble, InProcessSampler._chunk = assembled, chunk  # type: ignore[method-assign]
 
 
-def main(folder: Path, cases: list[str]) -> None:
-    """Run the cases on all ranks; rank 0 writes what they logged and the weights they ended with."""
+def work(folder: Path, case: str) -> None:
+    """Run a case in folder/CASE, from the newest checkpoint there; a case that ends in `-cut` stops after two steps.
+
+    Rank 0 leaves `weights.pt` and `found.json` there.
+    """
+    config, tracker = configured(case), MemoryTracker()
+    place, polls = folder / case.removesuffix("-cut"), iter([False, True])
+    distributed.on_main(lambda: restore(place / "checkpoints", fingerprint(config)) and None)
+    start, stop = latest(place / "checkpoints"), (lambda: next(polls)) if case.endswith("-cut") else None
+    digest = ""
+    with spied() as (parts, chunks):
+        try:
+            digest = core.train(config, place, tracker, start, stop=stop).weights  # type: ignore[arg-type]
+        except Interrupted:
+            assert stop is not None
+    model, samplers = parts[0].policy.model, (parts[0].generator, parts[0].evaluator)
+    weights = sharding.whole(model.state_dict())
+    rows = [(step, {k: v for k, v in row.items() if not k.startswith("time/")}) for step, row in tracker.rows.items()]
+    said, counted = distributed.gathered(repr(rows)), distributed.gathered(chunks)
+    found = {
+        "rows": {str(step): row for step, row in rows}, "weights": digest, "equal": len(set(said)) == 1,
+        "chunks": counted, "kinds": sorted({type(p).__name__ for p in model.parameters()}),
+        "dtypes": [str(next(m.parameters()).dtype) for m in (model, *(sampler.model for sampler in samplers))],
+        "held": sum(getattr(p, "_local_tensor", p).numel() for p in model.parameters()),
+    }  # fmt: skip
+    if distributed.is_main():
+        torch.save(weights, place / "weights.pt")
+        write_json(place / "found.json", found)
+        write_json(place / "config.json", {"run": to_json(config)})
+
+
+def main(jobs: Sequence[str]) -> None:
+    """Run the jobs, FOLDER:CASE each, on the ranks that the environment says."""
     torch.set_num_threads(1)
-    with distributed.session(apply(RunConfig(), {})):
-        for case in cases:
-            parts: list[Parts] = []
-            outcome, tracker = train(case, folder, parts)
-            weights = sharding.whole(parts[0].policy.model.state_dict())
-            logged = json.dumps([[step, sorted(row.items())] for step, row in tracker.rows.items()])
-            same = distributed.gathered(json.loads(logged))
-            places = [type(p).__name__ for p in parts[0].policy.model.parameters()]
-            if distributed.is_main():
-                place = folder / case.removesuffix("-cut")
-                torch.save(weights, place / "weights.pt")
-                write_json(place / "config.json", {"run": to_json(configured(case))})
-                found = {
-                    "rows": {str(step): row for step, row in tracker.rows.items()}, "size": distributed.size(),
-                    "weights": outcome and outcome.weights, "parameters": sorted(set(places)),
-                    "equal": all(_untimed(rows) == _untimed(same[0]) for rows in same),
-                }  # fmt: skip
-                write_json(place / f"found{'-cut' * case.endswith('-cut')}.json", found)
-
-
-def _untimed(rows: list) -> list:
-    return [[step, [item for item in row if not item[0].startswith("time/")]] for step, row in rows]
+    with distributed.session(RunConfig()):
+        for job in jobs:
+            folder, case = job.rsplit(":", 1)
+            with distributed.session(configured(case)):
+                work(Path(folder), case)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(sys.argv[1:])
