@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import is_flash_attn_2_available
 
 from suite import distributed, seed_model
 from suite.batch import Batch, pad
@@ -39,7 +40,11 @@ def attention_kernel(config: ModelConfig) -> str | None:
     """The kernel to ask transformers for; None leaves the choice to it."""
     if config.attention != "auto":
         return config.attention
-    return "eager" if config.path.startswith("seed:") else None
+    if config.path.startswith("seed:"):
+        return "eager"
+    # it computes in half precision alone
+    flash = config.dtype == "bfloat16" and torch.cuda.is_available() and is_flash_attn_2_available()
+    return "flash_attention_2" if flash else None
 
 
 @dataclass

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,15 @@ import pytest
 import rank_runs
 import torch
 from fake_runner import one_code
-from fakes import small
+from fakes import small, trained
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
-from suite import distributed
+from suite import distributed, policy, sharding
 from suite.batch import Batch
 from suite.checkpoint import is_whole, latest, restore
 from suite.cli import main as command_line
-from suite.config import RunConfig, fingerprint
+from suite.config import ModelConfig, RunConfig, fingerprint
 from suite.export import export
 from suite.launch import machine, ranks
 from suite.launch.local import run_study
@@ -70,10 +71,10 @@ def spawn(count: int, jobs: Sequence[str]) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the ranks leave: `N` holds the runs on N ranks, `AtoB` one that A ranks began and B ended."""
+    """What the ranks leave: `N` holds the runs on N ranks, `AtoB` one that A ranks began and B go on with."""
     at = tmp_path_factory.mktemp("ranks")
     rank_runs.main([*(f"{at / '1'}:{case}" for case in (*THREE, "mixed", "stopped")), f"{at / '1to2'}:stopped-cut"])
-    whole = [f"{at / '2'}:{case}" for case in (*THREE, "mixed", "stopped")]
+    whole = [f"{at / '2'}:{case}" for case in (*THREE, "mixed")]
     spawn(2, [*whole, f"{at / '1to2'}:stopped", f"{at / '2to1'}:stopped-cut"])
     shutil.copytree(at / "2to1", at / "2to4")
     spawn(4, [*(f"{at / '4'}:{case}" for case in THREE), f"{at / '2to4'}:stopped"])
@@ -93,7 +94,10 @@ def assert_equal_runs(one: Path, other: Path, steps: Sequence[int] | None = None
     mine, theirs = found(one)["rows"], found(other)["rows"]
     for step in map(str, steps) if steps else mine:
         assert mine[step].keys() == theirs[step].keys()
+        undecided = abs(mine[step].get("dpo/margin", 1.0)) < 1e-6  # a learner that is its reference, up to rounding
         for name, value in mine[step].items():
+            if undecided and name == "dpo/accuracy":
+                continue
             assert theirs[step][name] == pytest.approx(value, rel=tolerance, abs=tolerance), (step, name)
     for name, tensor in weights(one).items():
         torch.testing.assert_close(weights(other)[name], tensor, rtol=0, atol=tolerance)
@@ -136,20 +140,19 @@ def test_bfloat16_computes_with_float32_weights_on_any_number_of_ranks(folder: P
 
 def test_rollouts_do_not_depend_on_the_number_of_ranks(folder: Path) -> None:
     columns = ["uid", "sample", "version", "token_ids", "reward"]
-    for number in range(5):
+    for number, version in enumerate([0, 0, 2, 2, 4]):
         one, two = (
-            pd.read_parquet(folder / count / "stopped" / "rollouts" / f"batch-{number:06d}.parquet")[columns]
-            for count in ("1", "2")
+            pd.read_parquet(folder / place / "stopped" / "rollouts" / f"batch-{number:06d}.parquet")[columns]
+            for place in ("1", "2to1" if number < 2 else "1to2")
         )
         pd.testing.assert_frame_equal(one, two)
-    assert set(one["version"]) == {4}
+        assert set(two["version"]) == {version}
 
 
-@pytest.mark.parametrize("place", ["2", "1to2", "2to4"])
+@pytest.mark.parametrize("place", ["1to2", "2to4"])
 def test_a_checkpoint_goes_on_on_another_number_of_ranks(folder: Path, place: str) -> None:
-    steps = range(6) if place == "2" else (3, 4, 5)
-    assert_equal_runs(folder / "1" / "stopped", folder / place / "stopped", steps)
-    assert sorted(map(int, found(folder / place / "stopped")["rows"])) == list(steps)[: len(steps)]
+    assert_equal_runs(folder / "1" / "stopped", folder / place / "stopped", (3, 4, 5))
+    assert sorted(found(folder / place / "stopped")["rows"]) == ["3", "4", "5"]
 
 
 def test_a_checkpoint_of_two_ranks_goes_on_alone(folder: Path, tmp_path: Path) -> None:
@@ -160,7 +163,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_alone(folder: Path, tmp_path: Path) -
 
 def test_sharded_checkpoints_are_whole_kept_to_a_number_and_exported(folder: Path, tmp_path: Path) -> None:
     run_folder = tmp_path / "stopped"
-    shutil.copytree(folder / "2" / "stopped", run_folder)
+    shutil.copytree(folder / "1to2" / "stopped", run_folder)
     places = sorted((run_folder / "checkpoints").iterdir())
     assert [place.name for place in places] == ["step-000004", "step-000005"]
     assert all(is_whole(place) and Shards.lie_in(place) for place in places)
@@ -174,7 +177,7 @@ def test_sharded_checkpoints_are_whole_kept_to_a_number_and_exported(folder: Pat
 
 def test_a_half_written_checkpoint_is_passed_over_for_the_one_before(folder: Path, tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
-    shutil.copytree(folder / "2" / "stopped" / "checkpoints", checkpoints)
+    shutil.copytree(folder / "1to2" / "stopped" / "checkpoints", checkpoints)
     identity = fingerprint(rank_runs.configured("stopped"))
     before = latest(checkpoints)
     assert before is not None
@@ -187,6 +190,56 @@ def test_a_half_written_checkpoint_is_passed_over_for_the_one_before(folder: Pat
     assert start.step == 4
     assert start.tensors.keys() == before.tensors.keys() == {"policy", "generator", "reference", "optimizer"}
     assert [place.name for place in checkpoints.iterdir()] == ["step-000004"]
+
+
+def test_recomputed_layers_change_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes, forward = [0], torch.nn.Linear.forward
+
+    def count(self: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        passes[0] += torch.is_grad_enabled()
+        return forward(self, x)
+
+    monkeypatch.setattr(torch.nn.Linear, "forward", count)
+    options, seen = {**rank_runs.COMMON, **rank_runs.CASES["ppo"]}, []
+    for recomputed in (False, True):
+        config = small(**options, learner__activation_checkpointing=recomputed)
+        outcome, tracker = trained(config, tmp_path / str(recomputed))
+        rows = [[(k, v) for k, v in row.items() if not k.startswith("time/")] for row in tracker.rows.values()]
+        seen.append((outcome.weights, repr(rows)))
+        passes.append(0)
+        passes[0], passes[-1] = 0, passes[0]
+    assert seen[0] == seen[1]
+    assert passes[2] > 1.9 * passes[1]  # layers ran twice
+
+
+def test_compiling_takes_every_layer_of_policy_and_critic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compiled; the compiler itself, minutes on a CPU, is left out."""
+    compiled = list[str]()
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **how: compiled.append(type(self).__name__))
+    trained(small(**{**rank_runs.COMMON, **rank_runs.CASES["ppo"]}, learner__compile=True), tmp_path)
+    assert compiled == ["LlamaDecoderLayer"] * 6
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+@pytest.mark.parametrize("installed", [False, True])
+def test_flash_attention_is_taken_where_it_is_there(
+    cuda: bool, installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(policy, "is_flash_attn_2_available", lambda: installed)
+    half, own = ModelConfig(path="m", dtype="bfloat16"), "flash_attention_2"
+    assert policy.attention_kernel(half) == (own if cuda and installed else None)
+    assert policy.attention_kernel(replace(half, dtype="float32")) is None
+    assert policy.attention_kernel(replace(half, path="seed:addition")) == "eager"
+    assert policy.attention_kernel(replace(half, attention="sdpa")) == "sdpa"
+
+
+def test_layers_that_a_model_does_not_name_cannot_be_recomputed() -> None:
+    config = small(learner__activation_checkpointing=True)
+    with pytest.raises(
+        ValueError, match=r"learner\.activation_checkpointing is on, but Linear names no decoder layers"
+    ):
+        sharding.prepare(torch.nn.Linear(2, 2), config, trains=True)
 
 
 @pytest.mark.parametrize(("units", "count", "rows"), [(7, 3, 2), (2, 4, 0), (9, 2, 4)])
@@ -312,7 +365,7 @@ def test_bad_numbers_are_refused_in_one_sentence(
 def test_every_worker_gets_gpus_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "gpus", lambda: ["a", "b", "c", "d", "e"])
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    (tmp_path / "plan.json").write_text(json.dumps({"a": {"seconds": 0.3}}))
+    (tmp_path / "plan.json").write_text(json.dumps({"a": {"seconds": 0.15}}))
     one, text = Study("mini", "?", RunConfig(), (Arm("a"),), (1, 2, 3, 4)), io.StringIO()
     with one_code(monkeypatch):
         status = run_study(
