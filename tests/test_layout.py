@@ -47,3 +47,8 @@ def test_imports_point_one_way_and_nothing_is_too_long(path: Path) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert loop or node.end_lineno - node.lineno < 80, f"{node.name} is too long"
+
+
+def test_no_test_is_in_a_file_too_long_to_read() -> None:
+    files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    assert [str(path) for path in files if path.read_text(encoding="utf-8").count("\n") > 400] == []

@@ -36,7 +36,12 @@ class Server:
 
     def _do(self, program: str, *arguments: str) -> None:
         command = [str(self._binaries / program), *arguments]
-        subprocess.run(command, check=True, capture_output=True, user=self._user, cwd=self.folder.parent)
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, user=self._user, cwd=self.folder.parent
+        )
+        log = self.folder.parent / "log"
+        told = log.read_text(errors="replace")[-3000:] if log.is_file() else ""
+        assert done.returncode == 0, f"{program} ended with {done.returncode}: {done.stdout}{done.stderr}\n{told}"
 
     def start(self) -> None:
         options = f"-p {self.port} -h 127.0.0.1 -k '' -F"
