@@ -104,18 +104,9 @@ def run_study(
     status = everything.part(choice.takes)
     plan = share.within(plan_workers(workers, status.count("waiting") + status.count("running")))
     ranks = max(1, gpus_per_cell)
-    if ranks > 1 and runner == ALONE:
-        runner = RANKS
-    arguments = [
-        "--nproc",
-        str(ranks),
-        "--runner",
-        runner,
-        "--hang-after",
-        str(hang_after_s),
-        "--leave-within",
-        str(leave_within_s),
-    ]
+    runner = RANKS if ranks > 1 and runner == ALONE else runner
+    arguments = ["--runner", runner, "--hang-after", str(hang_after_s), "--leave-within", str(leave_within_s)]
+    arguments += ["--nproc", str(ranks)] if ranks > 1 else []
     arguments += ["--arms", *arms] if arms is not None else []
     arguments += ["--seeds", *map(str, seeds)] if seeds is not None else []
     arguments += ["--allow-mixed"] if allow_mixed else []
@@ -126,8 +117,6 @@ def run_study(
         display.say(f"{study.name}: {counts[0]} arms x {counts[1]} seeds = {counts[0] * counts[1]} cells")
         if status.count("waiting") + status.count("running"):
             display.say(f"{plan.workers} workers with {plan.threads} threads each ({plan.why})")
-            if share.note:
-                display.say(share.note)
             pool = Pool(folder, arguments, environment, share.groups)
             try:
                 Supervisor(sweep, pool, display, choice, heard, leave_within_s + GRACE_S).run(plan.workers)

@@ -90,12 +90,12 @@ class GpuShare:
     """What the user should know."""
 
     def within(self, plan: Plan) -> Plan:
-        """The plan with no more workers than there are GPUs for."""
-        if self.limit is None or plan.workers <= self.limit:
+        """The plan with no more workers than there are GPUs for, and a reason that says so."""
+        if self.limit is None:
             return plan
-        return replace(
-            plan, workers=self.limit, threads=max(1, cores() // self.limit), why=f"{plan.why}, GPUs for {self.limit}"
-        )
+        count = min(plan.workers, self.limit)
+        why = f"{plan.why}, GPUs for {self.limit} cells at a time" + (f"; {self.note}" if self.note else "")
+        return replace(plan, workers=count, threads=max(1, cores() // count), why=why)
 
 
 def gpus() -> list[str]:
