@@ -28,8 +28,8 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the weights in memory."""
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = _execution("auto")
-    """Attention kernel; `auto` = eager for the embedded models (faster at their size), else FlashAttention 2 where it is
-    installed, for bfloat16 weights on a GPU, else transformers' choice (SDPA)."""
+    """Attention kernel; `auto` = eager for the embedded models (faster at their size), else FlashAttention 2 where it
+    is installed, for bfloat16 weights on a GPU, else transformers' choice (SDPA)."""
     trust_remote_code: bool = False
     """Whether code shipped with a hub model may run here."""
 
