@@ -1,8 +1,13 @@
-"""What the tests of several ranks run on each: `python rank_runs.py FOLDER:CASE ...`, with torchrun's variables set."""
+"""What the tests of several ranks run on each: `python rank_runs.py N FOLDER:CASE ...` starts N ranks on these jobs."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import shutil
+import socket
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,14 +107,45 @@ def work(folder: Path, case: str) -> None:
 
 
 def main(jobs: Sequence[str]) -> None:
-    """Run the jobs, FOLDER:CASE each, on the ranks that the environment says."""
+    """Run the jobs, FOLDER:CASE or OLD>FOLDER:CASE (in a copy of OLD), on the ranks that the environment says."""
     torch.set_num_threads(1)
     with distributed.session(RunConfig()):
         for job in jobs:
-            folder, case = job.rsplit(":", 1)
+            where, case = job.rsplit(":", 1)
+            old, _, folder = where.rpartition(">")
+            if old:
+                distributed.on_main(lambda old=old, new=folder: shutil.copytree(old, new))
             with distributed.session(configured(case)):
                 work(Path(folder), case)
 
 
+def start(count: int, jobs: Sequence[str]) -> None:
+    """Run the jobs on so many processes, under torchrun's variables. They are forks, which import nothing again.
+
+    Raises RuntimeError if one of them fails.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+    def rank(number: int) -> None:
+        os.environ.update(common, RANK=str(number), LOCAL_RANK=str(number))
+        main(jobs)
+
+    processes = [multiprocessing.get_context("fork").Process(target=rank, args=(number,)) for number in range(count)]
+    for process in processes:
+        process.start()
+    try:
+        while any(process.is_alive() for process in processes):
+            time.sleep(0.1)
+            if any(process.exitcode for process in processes):
+                raise RuntimeError(f"of {count} ranks one failed: {[process.exitcode for process in processes]}")
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    start(int(sys.argv[1]), sys.argv[2:])

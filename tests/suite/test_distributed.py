@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -42,31 +41,16 @@ ROOT = Path(__file__).resolve().parents[2]
 THREE = ("dpo", "grpo", "ppo")
 
 
-def spawn(count: int, jobs: Sequence[str]) -> None:
-    """Run `rank_runs` on so many processes, as torchrun would start them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {
-        **os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'suite'}", "OMP_NUM_THREADS": "1",
-        "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-    }  # fmt: skip
-    command = [sys.executable, rank_runs.__file__, *jobs]
-    processes = [
-        subprocess.Popen(
-            command, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(count)
-    ]  # fmt: skip
-    said = []
-    try:
-        for process in processes:
-            said.append(process.communicate(timeout=400)[0])  # noqa: PERF401 - what was said before an error is kept
-    finally:
-        for process in processes:
-            process.kill()
-    assert all(process.returncode == 0 for process in processes), "\n".join(said)
+def spawn(*work: tuple[int, Sequence[str]]) -> None:
+    """Run jobs of `rank_runs` on so many ranks each, one after the other, in one process apart and its forks."""
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "suite")))
+    code = "import sys, json, rank_runs; [rank_runs.start(count, jobs) for count, jobs in json.loads(sys.argv[1])]"
+    command = [sys.executable, "-c", code, json.dumps(work)]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+        timeout=500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +58,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the ranks leave: `N` holds the runs on N ranks, `AtoB` one that A ranks began and B go on with."""
     at = tmp_path_factory.mktemp("ranks")
     rank_runs.main([*(f"{at / '1'}:{case}" for case in (*THREE, "mixed", "stopped")), f"{at / '1to2'}:stopped-cut"])
-    whole = [f"{at / '2'}:{case}" for case in (*THREE, "mixed")]
-    spawn(2, [*whole, f"{at / '1to2'}:stopped", f"{at / '2to1'}:stopped-cut"])
-    shutil.copytree(at / "2to1", at / "2to4")
-    spawn(4, [*(f"{at / '4'}:{case}" for case in THREE), f"{at / '2to4'}:stopped"])
+    two = [
+        *(f"{at / '2'}:{case}" for case in (*THREE, "mixed")),
+        f"{at / '1to2'}:stopped",
+        f"{at / '2to1'}:stopped-cut",
+    ]
+    spawn((2, two), (4, [*(f"{at / '4'}:{case}" for case in THREE), f"{at / '2to1'}>{at / '2to4'}:stopped"]))
     return at
 
 
