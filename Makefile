@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # a further package index, such as PyTorch's CPU wheels: make demo EXTRA_INDEX=https://...
 PIP_FLAGS := $(if $(EXTRA_INDEX),--extra-index-url $(EXTRA_INDEX))
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 STUDY ?= mini_sync
 WORKERS ?= 2
 KILLS ?= 50
@@ -41,9 +42,11 @@ report: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV): about two minutes, once"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --editable .
+	$(PIP_INSTALL) --editable .
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --editable ".[dev]"
-	touch $@
+$(VENV)/.installed-dev: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV), what tests need too: about three minutes, once"
+	$(PIP_INSTALL) --editable ".[dev]"
+	touch $(VENV)/.installed $@

@@ -23,6 +23,7 @@ _SLOTS = (
     ("aggregation", "objective.loss_agg_mode"),
     ("KL to the reference", "objective.kl"),
     ("KL estimator", "objective.kl_estimator"),
+    ("sampler against learner", "objective.importance_sampling_mode"),
     ("pairs", "objective.pair_rule"),
     ("supervised rows", "objective.sft_rows"),
     ("entropy covers (DPO)", "objective.entropy_over"),
@@ -46,9 +47,36 @@ This page is generated from `ablations/presets/`.
 _MORE = """
 Beside them stand numbers and switches: `objective.epsilon_low` and `epsilon_high`, `kl_coef`, `entropy_coef` (fixed,
 or adapting to `entropy_target`), `positive_nll_coef`, `nll_coef`, `grpo_coef`, `label_smoothing`,
-`whiten_advantages`, `length_adaptive_alpha`; `critic.*` for estimators with a critic; `rollout.dynamic_sampling`,
-`mask_truncated_completions`, `num_generations` and `sync_period` for what is sampled and when. `suite train --help`
-lists every option with its unit and source; one that nothing reads under a configuration is refused.
+`whiten_advantages`, `length_adaptive_alpha`, `importance_sampling_clip_max` and `importance_sampling_clip_min`;
+`critic.*` for estimators with a critic; `rollout.dynamic_sampling`, `mask_truncated_completions`, `num_generations`
+and `sync_period` for what is sampled and when. `suite train --help` lists every option with its unit and source; one
+that nothing reads under a configuration is refused.
+
+## When the sampler is not quite the learner
+
+An engine samples from slightly other probabilities than the learner computes under the same weights. `kl/sampler`,
+`mismatch/ratio_mean` and `mismatch/ratio_max` measure it in every run, before anything is bounded.
+`objective.importance_sampling_mode` corrects for it: the policy loss of a token (no other term of the loss) is
+multiplied by w, which carries no gradient and changes no denominator.
+
+| mode | w, with r_t = exp(learner_logprobs - sampler_logprobs) |
+|---|---|
+| `token_truncate` | r_t, clipped to [`importance_sampling_clip_min`, `importance_sampling_clip_max`] |
+| `token_mask` | r_t, and 0 outside of the bounds |
+| `sequence_truncate` | the product of r_t over the sequence, clipped, for each of its tokens |
+| `sequence_mask` | the product, and 0 for the whole sequence outside of the bounds |
+
+By token w is biased and varies little, by sequence it is unbiased (but for the bounds) and varies much. The names are
+TRL's; in verl they are `rollout_is` and, for masking alone, `rollout_rs`. It is refused
+
+- where sampler and learner are not of the same weights, that is unless `rollout.sync_period` is the number of
+  optimizer steps per rollout batch: learner_logprobs would hold the staleness too;
+- with `objective.ratio_reference = generator`, whose ratio is already taken against the sampler: the same factor would
+  enter twice;
+- with top-p or top-k, whose sampler log-probs are of a part of the vocabulary;
+- by objectives that do not read it: preference losses without a GRPO part, and supervised ones.
+
+With the in-process sampler in float32, sampler and learner agree to rounding, and the correction is reported as inert.
 
 ## The presets
 

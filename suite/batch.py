@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from suite.protocols import Selected
+from suite.protocols import LossOutput, Selected
 
 
 @dataclass
@@ -159,14 +159,19 @@ def masked_mean(values_BT: torch.Tensor, mask_BT: torch.Tensor) -> float:
     return float(values_BT[mask_BT].double().mean())
 
 
-def kl_metrics(micro: Batch, logprobs_BT: torch.Tensor, tokens: int) -> dict[str, float]:
-    """A micro-batch's share of `kl/sampler` and `kl/ref` over the `tokens` trained tokens of an optimizer step.
+def compare(out: LossOutput, micro: Batch, logprobs_BT: torch.Tensor, tokens: int) -> None:
+    """Add a micro-batch's share of what tells the learner from the sampler and the reference, over the `tokens` trained
+    tokens of an optimizer step. Nothing where a batch has no such log-probs.
 
-    Means of sampler_logprobs - logprobs and of logprobs - ref_logprobs (k1), where there are such log-probs.
+    `kl/sampler` and `kl/ref`: means of sampler_logprobs - logprobs and of logprobs - ref_logprobs (k1).
+    `mismatch/ratio_mean`, `mismatch/ratio_max`: of exp(logprobs - sampler_logprobs), which no bound has touched.
     """
-    out = {}
     for name, other_BT, sign in (("kl/sampler", micro.sampler_logprobs_BT, -1), ("kl/ref", micro.ref_logprobs_BT, 1)):
-        if other_BT is not None and not other_BT[micro.mask_BT].isnan().any():
-            gap = (logprobs_BT - other_BT)[micro.mask_BT].double().sum()
-            out[name] = sign * float(gap) / max(tokens, 1)
-    return out
+        if other_BT is None or other_BT[micro.mask_BT].isnan().any():
+            continue
+        gaps = (logprobs_BT - other_BT)[micro.mask_BT].double()
+        out.sums[name] = sign * float(gaps.sum()) / max(tokens, 1)
+        if name == "kl/sampler" and len(gaps):
+            ratios = gaps.exp()
+            out.sums["mismatch/ratio_mean"] = float(ratios.sum()) / tokens
+            out.maxima["mismatch/ratio_max"] = float(ratios.max())

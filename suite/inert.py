@@ -115,6 +115,19 @@ def _ratio(config: RunConfig) -> Changes:
     return changes
 
 
+def _importance_sampling(config: RunConfig) -> Changes:
+    """A sampler that is the learner's own model in its own precision, and bounds that rounding does not reach."""
+    objective, mode = config.objective, "objective.importance_sampling_mode"
+    if mode not in reads(config) or objective.importance_sampling_mode == "none":
+        return {}
+    one = config.rollout.engine == "in_process" and config.model.dtype == "float32"
+    if one and objective.importance_sampling_clip_min <= 0.99 and objective.importance_sampling_clip_max >= 1.01:
+        why = "in process and in float32 sampler and learner agree to rounding, so every weight is 1"
+        names = (mode, "objective.importance_sampling_clip_min", "objective.importance_sampling_clip_max")
+        return {name: (_DEFAULTS[name], why) for name in names}
+    return {}
+
+
 def _shaping(config: RunConfig) -> Changes:
     """A punishment of strength 0."""
     if config.reward.shaping == "soft_overlong" and config.reward.shaping_coef == 0:
@@ -169,6 +182,7 @@ _RULES: tuple[Callable[[RunConfig], Changes], ...] = (
     _given_pairs,
     _kl,
     _ratio,
+    _importance_sampling,
     _shaping,
     _scaling,
     _entropy,

@@ -257,9 +257,11 @@ DESCRIBED = (
     ),
     Metric(
         "kl/sampler",
-        "sampler_logprobs − learner_logprobs: staleness and engine mismatch together",
+        "k1 estimate of KL(sampler, learner): sampler_logprobs − learner_logprobs; staleness and mismatch together",
         "nats",
         "mean over the trained tokens of a rollout batch's first update, before the weights move",
+        "",
+        "rollout_corr/kl",
     ),
     Metric("policy/entropy", "H_t over the full vocabulary, computed in fp32", "nats", _PROBE),
     Metric(

@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 
 from suite.metric_list import DESCRIBED, Metric
+from suite.metric_list_sampler import SAMPLER
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class TableKind:
     columns: tuple[tuple[str, str], ...]
 
 
-METRICS: dict[str, Metric] = {metric.name: metric for metric in DESCRIBED}
+METRICS: dict[str, Metric] = {metric.name: metric for metric in (*DESCRIBED, *SAMPLER)}
 """Every metric by its name or pattern, in the order of docs/metrics.md."""
 
 TABLES: dict[str, TableKind] = {

@@ -72,6 +72,8 @@ RANGES: dict[str, Range] = {
     "objective.entropy_coef_max": _POSITIVE,
     "objective.epsilon_low": _MASS,
     "objective.epsilon_high": _POSITIVE,
+    "objective.importance_sampling_clip_max": Range(1, low_open=True),
+    "objective.importance_sampling_clip_min": _DECAY,
     "objective.kl_coef": _FROM_ZERO,
     "objective.entropy_coef": _FROM_ZERO,
     "objective.num_minibatches": _COUNT,
@@ -123,6 +125,7 @@ def registries() -> dict[str, Registry[Any]]:
         "objective.trust_region": objectives.TRUST_REGIONS,
         "objective.loss_agg_mode": objectives.AGGREGATIONS,
         "objective.kl_estimator": objectives.KL_ESTIMATORS,
+        "objective.importance_sampling_mode": objectives.IMPORTANCE_SAMPLING_MODES,
     }
 
 

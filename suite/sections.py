@@ -187,6 +187,13 @@ class ObjectiveConfig:
     """Aggregation over tokens: `token-mean`, `seq-mean-token-mean`, `seq-mean-token-sum`, `seq-mean-token-sum-norm`."""
     ratio_reference: Literal["auto", "learner", "generator"] = "auto"
     """Denominator of the importance ratio; `auto` = `generator` when s > U, else `learner`."""
+    importance_sampling_mode: str = "none"
+    """Correction for a sampler that is not quite the learner: each token's loss times learner over sampler, under the
+    same weights. `token_truncate`, `token_mask`, `sequence_truncate` or `sequence_mask` (TRL's names), or `none`."""
+    importance_sampling_clip_max: float = 2.0
+    """The ratio is truncated to this, or masked above it (the paper's code: 2.0; verl: 2.0; TRL: 3.0)."""
+    importance_sampling_clip_min: float = 0.0
+    """The ratio is truncated to this, or masked below it; 0 = no lower bound (as in TRL)."""
     kl: Literal["none", "reward", "loss"] = "none"
     """Where the KL to the reference enters."""
     kl_coef: float = 0.001

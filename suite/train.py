@@ -21,7 +21,7 @@ import torch
 from transformers import PreTrainedModel
 
 from suite import checkpoint, distributed, optim, sharding
-from suite.batch import Batch, collate, kl_metrics
+from suite.batch import Batch, collate, compare
 from suite.checkpoint import Checkpoint, Writer
 from suite.config import RunConfig
 from suite.evaluate import Evaluation, evaluate, probe
@@ -155,8 +155,7 @@ def update(config: RunConfig, parts: Parts, mini: Batch, step: int) -> dict[str,
         out = objective.loss(micro, logprobs_BT, entropy_BT, denominators)
         out.loss.backward()
         if mini.fresh:
-            for name, share in kl_metrics(micro, logprobs_BT.detach(), int(mini.mask_BT.sum())).items():
-                sums[name] = sums.get(name, 0.0) + share
+            compare(out, micro, logprobs_BT.detach(), int(mini.mask_BT.sum()))
         total += float(out.loss.detach())
         for name, value in out.sums.items():
             sums[name] = sums.get(name, 0.0) + value

@@ -118,6 +118,26 @@ def _check_mixture(config: RunConfig) -> Iterator[str]:
             yield f"rollout.num_prompts is {size}, of which task {name!r} of task.mixture gets none; raise either"
 
 
+def _check_scored(config: RunConfig) -> Iterator[str]:
+    from suite.objectives.pairs import TELLS_CORRECT
+    from suite.tasks import is_scored, mixture
+
+    objective, read = config.objective, reads(config)
+    if config.rollout.source == "external":
+        return
+    mixed = config.task.name == mixture.NAME
+    rules = mixture.pair_rules(config) if mixed else {config.task.name: ""}
+    shares = mixture.proportions(config) if mixed else {config.task.name: 1.0}
+    for name in filter(is_scored, (name for name, share in shares.items() if share)):
+        rule = rules[name] or objective.pair_rule
+        if "objective.pair_rule" in read and rule in TELLS_CORRECT:
+            option = f"task.pair_rules has {name}={rule}" if rules[name] else f"objective.pair_rule is {rule!r}"
+            best = f"task.pair_rules = '{name}=best_worst'" if mixed else "objective.pair_rule = 'best_worst'"
+            yield f"{option}, which sets right answers against wrong ones, but task {name!r} gives scores; take {best}"
+        if "objective.sft_rows" in read and objective.sft_rows == "correct":
+            yield f"objective.sft_rows is 'correct', but task {name!r} gives scores; take objective.sft_rows = 'best'"
+
+
 def _check_judge(config: RunConfig) -> Iterator[str]:
     from suite.judges import FIELDS
 
@@ -208,6 +228,32 @@ def _check_learner(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _check_importance_sampling(config: RunConfig) -> Iterator[str]:
+    from suite.objectives import resolve_ratio_reference
+
+    rollout, updates = config.rollout, config.updates_per_batch
+    mode = config.objective.importance_sampling_mode
+    if mode == "none" or "objective.importance_sampling_mode" not in reads(config):
+        return
+    start = f"objective.importance_sampling_mode is {mode!r}"
+    if rollout.sync_period != updates:
+        yield (
+            f"{start}, which compares sampler and learner under the same weights, and rollout.sync_period is "
+            f"{rollout.sync_period}; take rollout.sync_period = {updates}, the optimizer steps per rollout batch, or "
+            "objective.importance_sampling_mode = 'none'"
+        )
+    elif resolve_ratio_reference(config) == "generator":
+        yield (
+            f"{start}, but objective.ratio_reference is 'generator', whose ratio is taken against the sampler already; "
+            "take objective.ratio_reference = 'learner', or objective.importance_sampling_mode = 'none'"
+        )
+    if rollout.top_p < 1 or rollout.top_k > 0:
+        yield (
+            f"{start}, but rollout.top_p is {rollout.top_p} and rollout.top_k is {rollout.top_k}, and the correction "
+            "needs the sampler's log-probs over the whole vocabulary; take top_p = 1 and top_k = 0"
+        )
+
+
 def _check_critic(config: RunConfig) -> Iterator[str]:
     critic, updates = config.critic, config.updates_per_batch
     if "critic.init" not in reads(config):
@@ -239,9 +285,11 @@ _CLASHES: tuple[Callable[[RunConfig], Iterator[str]], ...] = (
     _check_judge,
     _check_reward,
     _check_mixture,
+    _check_scored,
     _check_task,
     _check_group,
     _check_objective,
+    _check_importance_sampling,
     _check_critic,
     _check_learner,
 )

@@ -8,11 +8,11 @@ PRESET = Preset(
     paper="Ahmadian et al. 2024, arXiv 2402.14740",
     parent="rloo",
     slots={
-        "objective.advantage": Value("reinforce", "eq. 5"),
-        "objective.baseline_decay": Value(1.0, "eq. 5: the mean of all rewards so far"),
+        "objective.advantage": Value("reinforce", "less a moving average of rewards"),
+        "objective.baseline_decay": Value(1.0, "the mean of all rewards so far"),
     },
     published={
         "rollout.num_prompts": Value(512, "hyperparameters: a rollout batch of 512"),
-        "rollout.num_generations": Value(1, "section 2: one sample a prompt"),
+        "rollout.num_generations": Value(1, "one sample a prompt"),
     },
 )

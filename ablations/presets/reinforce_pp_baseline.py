@@ -8,7 +8,9 @@ PRESET = Preset(
     paper="Hu et al. 2025, arXiv 2501.03262",
     parent="reinforce_pp",
     slots={
-        "objective.advantage": Value("reinforce_pp_baseline", "eq. 9: less the group's mean, then whitened"),
+        "objective.advantage": Value(
+            "reinforce_pp_baseline", "eq. 6 and 7 of v9: less the group's mean, then whitened"
+        ),
         "objective.kl": Value("loss", "a separate KL loss"),
         "objective.kl_estimator": Value("k2", "a separate KL loss: half the squared log-ratio"),
     },

@@ -7,9 +7,9 @@ PRESET = Preset(
     title="ReMax",
     paper="Li et al. 2023, arXiv 2310.10505, and the authors' repository liziniu/ReMax",
     slots={
-        "objective.name": Value("policy_gradient", "eq. 5"),
-        "objective.advantage": Value("remax", "eq. 5"),
-        "objective.trust_region": Value("none", "eq. 5"),
+        "objective.name": Value("policy_gradient", "REINFORCE with a greedy baseline"),
+        "objective.advantage": Value("remax", "less the reward of the greedy completion"),
+        "objective.trust_region": Value("none", "REINFORCE's gradient, no ratio"),
         "objective.loss_agg_mode": Value("token-mean", "repository: the mean over the tokens of a batch"),
         "objective.kl": Value("reward", "repository: a penalty on every token"),
         "objective.kl_estimator": Value("k1", "repository: log pi - log ref"),
@@ -18,7 +18,7 @@ PRESET = Preset(
     published={
         "objective.gamma": Value(0.99, "repository, step 3 script"),
         "objective.num_epochs": Value(1, "repository, step 3 script"),
-        "rollout.num_generations": Value(1, "eq. 5: one sample and one greedy completion a prompt"),
+        "rollout.num_generations": Value(1, "one sample and one greedy completion a prompt"),
         "rollout.max_completion_length": Value(256, "repository, step 3 script"),
         "task.max_prompt_length": Value(256, "repository, step 3 script"),
         "optim.lr": Value(1e-6, "repository, step 3 script"),

@@ -7,12 +7,12 @@ PRESET = Preset(
     title="RLOO",
     paper="Ahmadian et al. 2024, arXiv 2402.14740",
     slots={
-        "objective.name": Value("policy_gradient", "section 2"),
-        "objective.advantage": Value("rloo", "section 2: less the mean reward of the k - 1 others"),
-        "objective.trust_region": Value("none", "section 2: clipping is active in less than 5 % of steps"),
-        "objective.loss_agg_mode": Value("seq-mean-token-sum", "section 2: a completion is one action"),
-        "objective.kl": Value("reward", "section 2: R = r - beta log(pi / ref)"),
-        "objective.kl_estimator": Value("k1", "section 2"),
+        "objective.name": Value("policy_gradient", "REINFORCE"),
+        "objective.advantage": Value("rloo", "less the mean reward of the k - 1 others"),
+        "objective.trust_region": Value("none", "clipping is active in less than 5 % of steps"),
+        "objective.loss_agg_mode": Value("seq-mean-token-sum", "a completion is one action"),
+        "objective.kl": Value("reward", "R = r - beta log(pi / ref)"),
+        "objective.kl_estimator": Value("k1", "R = r - beta log(pi / ref)"),
         "objective.kl_coef": Value(0.03, "hyperparameters, TL;DR (0.10 for HH)"),
     },
     published={

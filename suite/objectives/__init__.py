@@ -1,7 +1,8 @@
 """Objectives: families of losses whose slots are named in the configuration and filled from registries.
 
 Each slot is a file with its registry and one small function per entry: advantages, trust regions, aggregations,
-KL estimators, pair rules. An entry says which options it reads; a new one touches nothing that is there.
+KL estimators, importance sampling modes, pair rules. An entry says which options it reads; a new one touches nothing
+that is there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from suite.objectives import gae as _gae  # noqa: F401  registers its entry
 from suite.objectives.advantages import ADVANTAGES
 from suite.objectives.aggregation import AGGREGATIONS
 from suite.objectives.dpo import DPO, dpo_reads
+from suite.objectives.importance_sampling import IMPORTANCE_SAMPLING_MODES
 from suite.objectives.kl import KL_ESTIMATORS
 from suite.objectives.pairs import PAIR_RULES
 from suite.objectives.policy_gradient import PolicyGradient, policy_gradient_reads
@@ -26,6 +28,7 @@ from suite.registry import Registry
 __all__ = [
     "ADVANTAGES",
     "AGGREGATIONS",
+    "IMPORTANCE_SAMPLING_MODES",
     "KL_ESTIMATORS",
     "OBJECTIVES",
     "PAIR_RULES",

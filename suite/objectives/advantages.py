@@ -208,7 +208,7 @@ def group_advantages(inputs: AdvantageInputs, objective: ObjectiveConfig) -> tor
 def leave_one_out(inputs: AdvantageInputs, objective: ObjectiveConfig) -> torch.Tensor:
     """R minus the mean R of the group's other rollouts, for every token: n / (n - 1) x (R - group mean).
 
-    R is a rollout's return, token rewards included. Ahmadian et al. 2024 (arXiv 2402.14740), section 2. A constant
+    R is a rollout's return, token rewards included. Ahmadian et al. 2024 (arXiv 2402.14740). A constant
     group, or one of which a single rollout has a reward, has exactly 0.
     """
     out_B = centred(inputs)
@@ -239,7 +239,7 @@ def token_leave_one_out(inputs: AdvantageInputs, objective: ObjectiveConfig) -> 
 
 @estimator("reinforce", reads=["objective.baseline_decay"], baseline="moving")
 def reinforce(inputs: AdvantageInputs, objective: ObjectiveConfig) -> torch.Tensor:
-    """R minus the moving mean of the returns of earlier batches, for every token (arXiv 2402.14740, eq. 5).
+    """R minus the moving mean of the returns of earlier batches, for every token (arXiv 2402.14740).
 
     R is a rollout's return, token rewards included; a completion is one action. Groups play no part.
     """
@@ -251,7 +251,7 @@ def reinforce(inputs: AdvantageInputs, objective: ObjectiveConfig) -> torch.Tens
 def remax(inputs: AdvantageInputs, objective: ObjectiveConfig) -> torch.Tensor:
     """Returns-to-go of the token rewards, the scalar one less the reward of the prompt's greedy completion.
 
-    ReMax, arXiv 2310.10505, eq. 5, and as there discounted by gamma per token. A KL penalty in the reward enters by
+    ReMax, arXiv 2310.10505, and as there discounted by gamma per token. A KL penalty in the reward enters by
     its returns-to-go, as in verl; the authors' code charges each token its own share only.
     """
     assert inputs.baseline_B is not None
@@ -262,14 +262,14 @@ def remax(inputs: AdvantageInputs, objective: ObjectiveConfig) -> torch.Tensor:
 def reinforce_plus_plus(inputs: AdvantageInputs, objective: ObjectiveConfig) -> torch.Tensor:
     """Returns-to-go of the token rewards, the KL penalty in the reward among them, to be whitened over the batch.
 
-    REINFORCE++, arXiv 2501.03262, eq. 7: without a baseline of its own, its mean comes from the whitening.
+    REINFORCE++, arXiv 2501.03262v9, eq. 4: without a baseline of its own, its mean comes from the whitening.
     """
     return inputs.returns_to_go(objective.gamma)
 
 
 @estimator("reinforce_pp_baseline", within_group=True, whitens=True)
 def reinforce_plus_plus_baseline(inputs: AdvantageInputs, objective: ObjectiveConfig) -> torch.Tensor:
-    """R minus the group's mean, for every token, to be whitened over the batch (arXiv 2501.03262, eq. 9).
+    """R minus the group's mean, for every token, to be whitened over the batch (arXiv 2501.03262v9, eq. 6 and 7).
 
     The paper puts its KL (k2) in the loss. A constant group has exactly 0, before and after the whitening.
     """

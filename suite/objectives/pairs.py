@@ -91,6 +91,10 @@ def sides(group: Group) -> tuple[list[int], list[int]]:
     return correct, [i for i in scored(group) if group[i].reward <= CORRECT_ABOVE]
 
 
+TELLS_CORRECT = frozenset({"random", "group"})
+"""Pair rules that take `sides`: for rewards of right and wrong, not for scores."""
+
+
 def extremes(group: Group) -> tuple[list[int], list[int]]:
     """The rollouts of the highest and of the lowest reward; both empty where all rewards are a tie."""
     rewards = {i: group[i].reward for i in scored(group)}

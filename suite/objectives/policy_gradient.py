@@ -18,6 +18,7 @@ from suite.objectives.advantages import ADVANTAGES, AdvantageInputs, advantage_r
 from suite.objectives.aggregation import AGGREGATIONS, Counts, keep
 from suite.objectives.controllers import MovingBaseline, PenaltyCoefficient
 from suite.objectives.entropy import entropy_reads, entropy_term
+from suite.objectives.importance_sampling import IMPORTANCE_SAMPLING_MODES
 from suite.objectives.kl import resolve_kl_estimator
 from suite.objectives.ratio import ratio_is_one, resolve_ratio_reference
 from suite.objectives.trust_region import TRUST_REGIONS, PolicyTokens
@@ -34,6 +35,8 @@ def policy_gradient_reads(config: RunConfig) -> frozenset[str]:
     names |= advantage_reads(objective)
     names |= {"objective.trust_region"} | TRUST_REGIONS.entry(objective.trust_region).reads
     names |= {"objective.loss_agg_mode"} | AGGREGATIONS.entry(objective.loss_agg_mode).reads
+    names |= {"objective.importance_sampling_mode"}
+    names |= IMPORTANCE_SAMPLING_MODES.entry(objective.importance_sampling_mode).reads
     if objective.kl != "none":
         names |= {"objective.kl_coef", "objective.kl_estimator", "rollout.reference_sync"}
     return frozenset(names)
@@ -41,12 +44,15 @@ def policy_gradient_reads(config: RunConfig) -> frozenset[str]:
 
 class PolicyGradient(Objective):
     """Aggregated surrogate + kl_coef x aggregated KL (`kl = loss`) - entropy coefficient x mean entropy
-    + positive_nll_coef x mean over the tokens of correct rollouts of -log pi (VAPO, arXiv 2504.05118, eq. 13).
+    + positive_nll_coef x mean over the tokens of correct rollouts of -log pi (VAPO, arXiv 2504.05118, eq. 9).
 
     The ratio is exp(logprobs - old). With the generator as its reference, old is `sampler_logprobs_BT`. With the
     learner, old is `learner_logprobs_BT` as prepared, and the ratio is exactly 1, not 1 up to the rounding of
     another micro-batch split, where the weights have not moved: with one update per rollout batch, and wherever a
     micro-batch comes without `learner_logprobs_BT` (the first update of a batch), old is `logprobs.detach()`.
+    With an `importance_sampling_mode` the surrogate of each token, and no other term, is multiplied by a weight that
+    corrects for a sampler other than the learner of the same model weights. It carries no gradient, and changes no
+    denominator.
     Every rollout that has a reward is trained on, as a unit of its own. With `entropy` off the term is left to an
     objective that this one is a part of.
     """
@@ -58,6 +64,7 @@ class PolicyGradient(Objective):
         self._tasks = names_of(config)
         self._trust_region = TRUST_REGIONS[objective.trust_region]
         self._aggregate = AGGREGATIONS[objective.loss_agg_mode]
+        self._correct = IMPORTANCE_SAMPLING_MODES[objective.importance_sampling_mode]
         self._reference = resolve_ratio_reference(config)
         self._ratio_is_one = ratio_is_one(config)
         self._kl_in = objective.kl
@@ -162,7 +169,10 @@ class PolicyGradient(Objective):
         mask_BT, counts = micro.mask_BT, Counts.read(denominators)
         tokens = self._tokens(micro, logprobs_BT)
         surrogate = self._trust_region(tokens, self._objective)
-        loss = self._aggregate(surrogate.loss_BT, mask_BT, counts, self._budget)
+        # the old log-probs are the learner's of the weights that sampled: `suite.validate` refuses every other case
+        weights = self._correct(tokens.old_logprobs_BT, micro.sampler_logprobs_BT, mask_BT, self._objective)
+        loss_BT = surrogate.loss_BT if weights is None else weights.weights_BT.to(surrogate.loss_BT) * surrogate.loss_BT
+        loss = self._aggregate(loss_BT, mask_BT, counts, self._budget)
 
         def fraction(values_BT: torch.Tensor) -> float:
             return float(keep(values_BT.detach(), mask_BT).sum()) / max(counts.tokens, 1.0)
@@ -177,6 +187,10 @@ class PolicyGradient(Objective):
             "loss/trained_tokens": ours.tokens,
             "loss/trained_sequences": ours.sequences,
         }
+        maxima = self._maxima(tokens)
+        if weights is not None:
+            sums |= weights.sums(mask_BT, counts)
+            maxima |= weights.maxima(mask_BT)
         if self._kl_in == "loss":
             assert micro.ref_logprobs_BT is not None
             kl_BT = self._kl(tokens.logprobs_BT, keep(micro.ref_logprobs_BT, mask_BT))
@@ -194,7 +208,7 @@ class PolicyGradient(Objective):
             mean = self._entropy.mean(entropy_BT, mask_BT, denominators)
             loss = loss - self._entropy.coef * mean
             sums["loss/entropy"] = float(mean.detach())
-        return LossOutput(loss, sums, self._maxima(tokens))
+        return LossOutput(loss, sums, maxima)
 
     def _maxima(self, tokens: PolicyTokens) -> dict[str, float]:
         """The largest ratio, and the coefficients that adapt as they stand."""

@@ -34,6 +34,11 @@ def names_of(config: RunConfig) -> list[str]:
     return list(mixture.proportions(config)) if config.task.name == mixture.NAME else [""]
 
 
+def is_scored(name: str) -> bool:
+    """Whether a task's rewards are scores of a reward model, on a scale of its own, instead of right and wrong."""
+    return "task.reward_model" in TASKS.entry(name).reads
+
+
 def task_reads(config: RunConfig) -> frozenset[str]:
     """The `task.*` (and other) options that the configured task looks at."""
     mixed = mixture.mixture_reads(config) if config.task.name == mixture.NAME else frozenset[str]()

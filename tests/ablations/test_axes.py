@@ -22,8 +22,11 @@ SYNC_ARMS = {
     "offline_fixed": ("inf", "fixed"),
     "offline_external": ("inf", "external"),
 }
-INERT = {"clip_higher": {"clip_higher"}}
-"""Arms that cannot differ in the plainest base: one update per batch."""
+INERT = {
+    "clip_higher": {"clip_higher"},
+    "importance_sampling": {"is_token_truncate", "is_token_mask", "is_sequence_truncate", "is_sequence_mask"},
+}
+"""Arms that cannot differ in the plainest base: one update per batch, sampled in process."""
 
 
 @pytest.mark.parametrize("name", axes())
@@ -87,6 +90,12 @@ def test_clip_higher_is_live_with_several_updates_or_stale_rollouts(updates):
     base = apply(RunConfig(), {**axis.needs, **updates})
     validate(base)
     assert inert_reason(apply(base, axis.arms[1].overrides), base) is None
+
+
+def test_the_corrections_are_live_where_sampler_and_learner_are_not_the_same():
+    axis = load_axis("importance_sampling")
+    base = apply(RunConfig(), {**axis.needs, "model.dtype": "bfloat16"})
+    assert [inert_reason(apply(base, arm.overrides), base) for arm in axis.arms[1:]] == [None] * 4
 
 
 @pytest.mark.parametrize("name", studies())

@@ -365,19 +365,3 @@ def test_a_language_model_or_another_tokenizer_is_no_critic(policy: Policy, rewa
     sums.tokenizer.get_vocab = lambda: vocabulary  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="numbers 2 of the policy's tokens otherwise"):
         ValueModel.from_reward_model(ppo(critic__init=str(reward_model)), sums)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [{"critic.pretrain_steps": 0}, {"critic.pretrain_steps": 10, "critic.gae_lambda_value": 1.0}],
-    ids=["ppo", "pretrained"],
-)
-def test_ppo_learns(options: dict[str, Any], tmp_path: Path) -> None:
-    config = apply(
-        ppo(train__steps=30, eval__validation_problems=500, eval__num_samples=0, critic__lr=1e-3),
-        {"rollout.num_prompts": 32, "rollout.num_generations": 8, **options},
-    )
-    _, tracker = trained(config, tmp_path)
-    accuracy = [tracker.rows[step]["eval/validation/accuracy"] for step in (0, 30)]
-    assert accuracy[1] - accuracy[0] > 0.08, accuracy  # 500 problems: the paired standard error is about 0.02

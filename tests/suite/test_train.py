@@ -258,7 +258,8 @@ EVERY_METRIC: dict[str, dict[str, object]] = {
     "dpo": {"objective__nll_coef": 0.1, "eval__num_samples": 2, "eval__reward_model": "org/reward"},
     "judge": {"objective__pair_rule": "judge", "judge__name": "test_first"},
     "sft": {"objective__name": "sft"},
-    "grpo": {**POLICY_GRADIENT, "objective__entropy_coef": 0.001, "objective__entropy_target": 0.3},
+    "grpo": {**POLICY_GRADIENT, "objective__entropy_coef": 0.001, "objective__entropy_target": 0.3,
+             "objective__importance_sampling_mode": "sequence_mask"},
     "reinforce": {
         "objective__name": "policy_gradient", "objective__advantage": "reinforce", "objective__positive_nll_coef": 0.1,
         "objective__trust_region": "kl_penalty", "objective__num_epochs": 2, "train__steps": 2,

@@ -20,6 +20,10 @@ GIVEN = OFFLINE | {"rollout.source": "external"}
 JUDGED = {"objective.pair_rule": "judge", "judge.url": "http://localhost:1/v1", "judge.model": "m"}
 
 
+MIXED = {"task.name": "mixture", "task.mixture": "addition=1,replies=1"}
+IS = {"objective.importance_sampling_mode": "token_truncate"}
+
+
 def config(*parts, **options):
     """A configuration from dictionaries of overrides."""
     overrides = {name: value for part in parts for name, value in part.items()}
@@ -150,6 +154,9 @@ def test_no_family_reads_everything():
         ({"objective.sft_rows": "best"}, "objective.name = sft"),
         ({"task.source": "problems.jsonl"}, "task.name = file"),
         ({"reward.shaping_coef": 0.5}, ""),
+        (IS, "objective.name = policy_gradient or objective.grpo_coef above 0"),
+        (IS | {"objective.name": "sft"}, "objective.name = policy_gradient"),
+        (PG | {"objective.importance_sampling_clip_max": 3.0}, "objective.importance_sampling_mode = token_truncate"),
     ],
 )
 def test_an_unread_option_names_its_reader(overrides, reader):
@@ -198,8 +205,25 @@ def test_an_unread_option_names_its_reader(overrides, reader):
         ({"task.name": "file", "task.source": "a.jsonl", "task.template": "{question}"}, "must contain {problem}"),
         ({"model.path": ""}, "model.path is empty"),
         ({"model.path": "./no/such/model"}, "model.path"),
+        ({"task.name": "replies"}, "task 'replies' gives scores; take objective.pair_rule = 'best_worst'"),
+        ({"task.name": "replies", "objective.pair_rule": "group"}, "objective.pair_rule is 'group', which sets right"),
+        ({"task.name": "wildchat", "task.reward_model": "rm"}, "task 'wildchat' gives scores"),
+        ({"task.name": "replies", "objective.name": "sft"}, "take objective.sft_rows = 'best'"),
+        (MIXED, "objective.pair_rule is 'random', which sets right answers against wrong ones, but task 'replies'"),
+        (MIXED | {"task.pair_rules": "addition=random"}, "take task.pair_rules = 'replies=best_worst'"),
+        (
+            MIXED | {"objective.pair_rule": "best_worst", "task.pair_rules": "replies=random"},
+            "task.pair_rules has replies=random",
+        ),
         (PG | OFFLINE | {"rollout.top_p": 0.9}, "take top_p = 1 and top_k = 0"),
         (PG | {"rollout.sync_period": 10, "rollout.top_k": 5}, "take top_p = 1 and top_k = 0"),
+        (PG | IS | {"rollout.top_p": 0.9}, "needs the sampler's log-probs over the whole vocabulary"),
+        (PG | IS | {"rollout.top_k": 5}, "rollout.top_k is 5"),
+        (PG | IS | {"objective.ratio_reference": "generator"}, "whose ratio is taken against the sampler already"),
+        (PG | IS | {"rollout.sync_period": 10}, "rollout.sync_period is 10; take rollout.sync_period = 1"),
+        (PG | IS | OFFLINE | {"objective.ratio_reference": "learner"}, "under the same weights"),
+        (PG | IS | {"objective.num_minibatches": 4, "rollout.sync_period": 8}, "take rollout.sync_period = 4"),
+        ({"objective.grpo_coef": 0.01, "rollout.sync_period": 2} | IS, "under the same weights"),
     ],
 )
 def test_clashes_are_refused(overrides, words):
@@ -231,6 +255,17 @@ def test_clashes_are_refused(overrides, words):
         ),
         PG | {"objective.entropy_target": 1.0, "objective.entropy_coef": 0.005, "objective.entropy_mean": "sequence"},
         PG | {"objective.trust_region": "kl_penalty", "objective.kl_penalty_target": 0.01},
+        PG | IS | {"objective.num_minibatches": 4, "rollout.sync_period": 4},
+        PG | IS | {"objective.ratio_reference": "learner", "objective.importance_sampling_clip_min": 0.5},
+        IS | {"objective.grpo_coef": 0.01},
+        {"task.name": "replies", "objective.pair_rule": "best_worst"},
+        JUDGED | {"task.name": "replies"},
+        {"task.name": "replies", "objective.name": "sft", "objective.sft_rows": "best"},
+        PG | {"task.name": "replies"},
+        GIVEN | {"task.name": "replies"},
+        MIXED | {"task.pair_rules": "replies=best_worst"},
+        MIXED | {"task.mixture": "addition=1,replies=0"},
+        {"objective.pair_rule": "best_worst"},
     ],
 )
 def test_neighbours_of_clashes_are_accepted(overrides):
@@ -244,6 +279,7 @@ def test_a_model_folder_without_weights_is_refused(tmp_path):
     assert "no weights" in message
 
 
+BF16 = PG | {"model.dtype": "bfloat16"}
 U4 = PG | {"objective.num_minibatches": 4, "rollout.sync_period": 4}
 KL = PG | {"objective.kl": "loss"}
 REWARD_KL = PG | {"objective.kl": "reward"}
@@ -296,6 +332,12 @@ FIXED = OFFLINE | {"rollout.source": "fixed"}
         (PG, {"objective.kl": "loss", "objective.kl_coef": 0.0}, "kl_coef is 0"),
         (PG | {"rollout.num_prompts": 1}, {"objective.scale_rewards": "batch"}, "one group"),
         (PG, {"objective.scale_rewards": "batch"}, None),
+        (PG, IS, "agree to rounding"),
+        (PG | IS, {"objective.importance_sampling_clip_max": 5.0}, "agree to rounding"),
+        (U4, {"objective.importance_sampling_mode": "sequence_mask"}, "agree to rounding"),
+        (PG, IS | {"objective.importance_sampling_clip_max": 1.0001}, None),
+        (BF16, IS, None),
+        (BF16 | IS, {"objective.importance_sampling_clip_min": 0.5}, None),
         ({"optim.warmup_steps": 120}, {"optim.schedule": "cosine"}, "lasts to the end"),
         ({"optim.warmup_steps": 119}, {"optim.schedule": "cosine"}, "lasts to the end"),
         ({"optim.warmup_steps": 118}, {"optim.schedule": "cosine"}, None),

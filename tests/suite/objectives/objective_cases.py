@@ -313,9 +313,15 @@ def advantage_reference(case: AdvantageCase) -> Rows:
 
 
 def policy_gradient_reference(
-    config: RunConfig, logprobs: Rows, old: Rows, entropy: Rows, advantages: Rows, mask: list[list[int]] = MASK
+    config: RunConfig,
+    logprobs: Rows,
+    old: Rows,
+    entropy: Rows,
+    advantages: Rows,
+    mask: list[list[int]] = MASK,
+    weights: Rows | None = None,
 ) -> dict[str, float]:
-    """The whole step's loss and its parts."""
+    """The whole step's loss and its parts; `weights` multiply the policy loss token by token."""
     o = config.objective
     aggregate = AGGREGATION_REFERENCES[o.loss_agg_mode]
     region = TRUST_REGION_REFERENCES[o.trust_region]
@@ -327,8 +333,10 @@ def policy_gradient_reference(
     ratios = [
         r for row in trained([[math.exp(p - q) for p, q in zip(*two)] for two in zip(logprobs, old)], mask) for r in row
     ]
+    weights = weights or [[1.0] * len(row) for row in mask]
+    losses = [[w * cell[0] for w, cell in zip(*row)] for row in zip(weights, cells)]
     out = {
-        "loss/policy": aggregate(part(0)),
+        "loss/policy": aggregate(trained(losses, mask)),
         "loss/clip_frac_low": mean(v for row in part(1) for v in row),
         "loss/clip_frac_high": mean(v for row in part(2) for v in row),
         "loss/ratio_mean": mean(ratios),

@@ -14,6 +14,7 @@ from suite.config import ObjectiveConfig, RunConfig
 from suite.objectives import (
     ADVANTAGES,
     AGGREGATIONS,
+    IMPORTANCE_SAMPLING_MODES,
     KL_ESTIMATORS,
     OBJECTIVES,
     PAIR_RULES,
@@ -69,6 +70,8 @@ def configurations() -> list[dict[str, Any]]:
             "kl": ["none", "reward", "loss"],
         },
         {"name": ["policy_gradient"], "advantage": ["gae"], "length_adaptive_alpha": [0.0, 1.5]},
+        {"name": ["policy_gradient"], "importance_sampling_mode": list(IMPORTANCE_SAMPLING_MODES)},
+        {"name": ["dpo"], "grpo_coef": [0.0, 0.01], "importance_sampling_mode": ["sequence_mask"]},
         {
             "name": ["policy_gradient"],
             "trust_region": list(TRUST_REGIONS),
@@ -114,6 +117,7 @@ def test_worked_by_hand() -> None:
         "objective.trust_region",
         "objective.loss_agg_mode",
         "objective.ratio_reference",
+        "objective.importance_sampling_mode",
         "objective.kl",
         "objective.entropy_coef",
         "objective.entropy_target",
@@ -139,6 +143,7 @@ def test_only_preference_losses_read_which_sequences_the_entropy_covers() -> Non
         ("advantage", "groups", "advantage estimator"),
         ("trust_region", "clib", "trust region"),
         ("loss_agg_mode", "token_mean", "loss aggregation mode"),
+        ("importance_sampling_mode", "token_truncated", "importance sampling mode"),
     ],
 )
 def test_an_unknown_name_is_refused_with_near_ones(option: str, value: str, kind: str) -> None:
@@ -153,3 +158,6 @@ def test_registries_hold_what_the_configuration_documents() -> None:
         ["clip", "kl_penalty", "none"],
     )
     assert list(KL_ESTIMATORS) == ["k1", "k2", "k3", "k3+"]
+    assert list(IMPORTANCE_SAMPLING_MODES) == [
+        "none", "sequence_mask", "sequence_truncate", "token_mask", "token_truncate",
+    ]  # fmt: skip

@@ -13,11 +13,22 @@ from typing import Any
 
 import pytest
 import torch
-from objective_cases import ENTROPY, LEARNER, LOGPROBS, REF, make_batch, make_config, make_rollout, step, tensor
+from objective_cases import (
+    ENTROPY,
+    LEARNER,
+    LOGPROBS,
+    REF,
+    SAMPLER,
+    make_batch,
+    make_config,
+    make_rollout,
+    step,
+    tensor,
+)
 
 from suite.batch import Batch
 from suite.config import RunConfig
-from suite.objectives import build
+from suite.objectives import IMPORTANCE_SAMPLING_MODES, build
 
 trl = pytest.importorskip("trl", reason="trl is not installed: pip install -e .[dev]")
 pytestmark = pytest.mark.slow
@@ -117,14 +128,19 @@ def test_grpo_losses_and_gradients(loss_type: str, beta: float, entropy_coef: fl
         assert sums[f"loss/clip_frac_{name}"] > 0
 
 
-def generated(trainer: Any, rewards: list[float], lengths: list[int]) -> torch.Tensor:
-    """TRL's advantages of rollouts of these lengths with these rewards."""
+def scored(trainer: Any, rewards: list[float], lengths: list[int], sampler: Any = None) -> dict[str, Any]:
+    """What TRL makes of rollouts of these lengths with these rewards and, of an engine, these log-probs."""
     completions = [[1] * length for length in lengths]
     prompts = [[1]] * len(lengths)
-    found = [prompts, completions, None, completions, None, {}, None, None]
+    found = [prompts, completions, None, completions, sampler, {}, None, None]
     trainer._generate = lambda given: found if isinstance(trainer, trl.GRPOTrainer) else [*found[:2], completions]
     trainer._calculate_rewards = lambda *given: tensor(rewards)[:, None]
-    return trainer._generate_and_score_completions([{"prompt": "p"}] * len(lengths))["advantages"]
+    return trainer._generate_and_score_completions([{"prompt": "p"}] * len(lengths))
+
+
+def generated(trainer: Any, rewards: list[float], lengths: list[int]) -> torch.Tensor:
+    """TRL's advantages of rollouts of these lengths with these rewards."""
+    return scored(trainer, rewards, lengths)["advantages"]
 
 
 def per_row(config: RunConfig, rewards: list[float], mask: Any = MASK_BT, **changes: Any) -> torch.Tensor:
@@ -161,6 +177,39 @@ def test_grpo_advantages(scale: str, abstains: bool) -> None:
 ARGUMENTS = {
     "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "gradient_checkpointing_kwargs": None,
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("mode", [name for name in IMPORTANCE_SAMPLING_MODES if name != "none"])
+@pytest.mark.parametrize("low", [0.0, 0.4])
+def test_grpo_with_a_correction_for_the_engine(loss_type: str, mode: str, low: float) -> None:
+    """TRL's own weights of the engine's log-probs, its loss with them (KL included), and its gradient."""
+    rewards, lengths, high = [1.0, 0.0, 0.5, 0.25, -0.75, 2.0], [sum(row) for row in MASK], 1.4
+    bounds = {"importance_sampling_clip_min": low, "importance_sampling_clip_max": high}
+    options = {"kl": "loss", "kl_coef": BETA, "loss_agg_mode": LOSS_TYPES[loss_type]}
+    config = make_config(importance_sampling_mode=mode, advantage_eps=1e-4, **bounds, **options)
+    objective, batch = ours(config, rewards, sampler_logprobs_BT=tensor(SAMPLER[:ROWS]))
+    loss, gradient, _, sums, _ = step(objective, batch, LOGPROBS[:ROWS], ENTROPY[:ROWS])
+
+    leaf, learner, reference = tensor(LOGPROBS[:ROWS]).requires_grad_(), tensor(LEARNER[:ROWS]), object()
+    trainer = grpo(
+        loss_type, leaf, tensor(ENTROPY[:ROWS]), beta=BETA, scale_rewards="group", args=ARGUMENTS, use_vllm=True,
+        ref_model=reference, vllm_importance_sampling_correction=True, vllm_importance_sampling_mode=mode,
+        vllm_importance_sampling_clip_max=high, vllm_importance_sampling_clip_min=low or None,
+        _get_per_token_logps_and_entropies=lambda model, *a, **k: (
+            tensor(REF[:ROWS]) if model is reference else learner, None, None
+        ),
+    )  # fmt: skip
+    inputs = scored(trainer, rewards, lengths, [row[:n] for row, n in zip(SAMPLER, lengths)])
+    trainer._get_per_token_logps_and_entropies = lambda *a, **k: (leaf, tensor(ENTROPY[:ROWS]), None)
+    theirs = trainer._compute_loss(None, inputs | {"num_items_in_batch": MASK_BT.sum()})
+    theirs.backward()
+    assert loss == pytest.approx(theirs.item(), abs=1e-5, rel=1e-6)
+    assert leaf.grad is not None
+    torch.testing.assert_close(gradient, leaf.grad, rtol=1e-5, atol=1e-6)
+    logged = trainer._metrics["train"]["sampling/importance_sampling_ratio/mean"][0]
+    assert sums["mismatch/weight_mean"] == pytest.approx(logged, abs=1e-6)
+    assert 0 < sums["mismatch/touched_frac"] < 1
 
 
 @pytest.mark.parametrize("beta", [0.0, BETA])
