@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -47,10 +48,17 @@ class Batch:
     def completion_ids_BT(self) -> torch.Tensor:
         return self.input_ids_BL[:, -self.mask_BT.shape[1] :]
 
+    def to(self, device: torch.device) -> Batch:
+        """The batch with all its tensors on a device."""
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, torch.Tensor)
+        }
+        return replace(self, **moved, targets={name: value.to(device) for name, value in self.targets.items()})
+
     def take(self, units: Sequence[int]) -> Batch:
         """The sub-batch of the given units, in their order; padding stays as wide as it was."""
         rows = [row for unit in units for row in self.units[unit]]
-        index = torch.tensor(rows, dtype=torch.long)
+        index = torch.tensor(rows, dtype=torch.long, device=self.mask_BT.device)
         new_units, start = [], 0
         for unit in units:
             size = len(self.units[unit])

@@ -1,4 +1,8 @@
-"""Checkpoints: safetensors and one JSON, written whole or not at all, beside the training, verified when read."""
+"""Checkpoints: safetensors and one JSON, written whole or not at all, beside the training, verified when read.
+
+Several ranks write theirs with torch.distributed.checkpoint (`suite.sharded_checkpoint`), in the same folders under the
+same rules; either kind is read by any number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ class Checkpoint:
     """Named groups of tensors (policy, generator, reference, optimizer) and the run's state."""
 
     step: int
-    tensors: dict[str, dict[str, torch.Tensor]]
+    tensors: Mapping[str, Mapping[str, torch.Tensor]]
     state: dict[str, Any]
 
 
@@ -64,13 +68,31 @@ def save(
     Files are written beside their place with a manifest of their hashes, brought to the disk, and moved in by one
     rename, so a kill or a power cut at any moment leaves whole checkpoints only.
     """
-    place = folder / f"step-{step:06d}"
-    # a name of its own: a worker that lost the run, and does not know it yet, may be writing the same step
-    partial = folder / f".{place.name}.{uuid.uuid4().hex[:8]}.partial"
-    partial.mkdir(parents=True)
+    partial = begin(folder, step)
     for name, group in tensors.items():
         save_file({key: value.detach().contiguous() for key, value in group.items()}, partial / f"{name}.safetensors")
-        _to_disk(partial / f"{name}.safetensors")
+    return seal(partial, step, state, keep=keep)
+
+
+def begin(folder: Path, step: int) -> Path:
+    """A fresh folder in which the checkpoint of a step is written, to be put in its place by `seal`."""
+    # a name of its own: a worker that lost the run, and does not know it yet, may be writing the same step
+    partial = folder / f".{name_of(step)}.{uuid.uuid4().hex[:8]}.partial"
+    partial.mkdir(parents=True)
+    return partial
+
+
+def name_of(step: int) -> str:
+    """The name of a step's checkpoint."""
+    return f"step-{step:06d}"
+
+
+def seal(partial: Path, step: int, state: dict[str, Any], *, keep: int) -> Path:
+    """Complete a checkpoint that `begin` began and whose tensors are written, and move it in; as `save` says."""
+    folder = partial.parent
+    place = folder / name_of(step)
+    for file in partial.iterdir():
+        _to_disk(file)
     write_json(partial / "state.json", {"step": step, **state})
     write_json(partial / MANIFEST, {file.name: file_hash(file) for file in sorted(partial.iterdir())})
     _to_disk(partial)
@@ -117,6 +139,12 @@ class Writer:
             for name, group in tensors.items()
         }
         self._pending = self._thread.submit(self._write, step, copies, copy.deepcopy(state))
+
+    def save_shards(self, step: int, tensors: Mapping[str, Mapping[str, torch.Tensor]], state: dict[str, Any]) -> None:
+        """The same from several ranks, all of which must call it; returns when the checkpoint is written."""
+        from suite import sharded_checkpoint
+
+        sharded_checkpoint.save(self._folder, step, tensors, state, keep=self._keep, first=self._first)
 
     def check(self) -> None:
         """Raise the error of a write that has failed; does not wait."""
@@ -168,9 +196,16 @@ def latest(folder: Path) -> Checkpoint | None:
     for place in _places(folder):
         if is_whole(place):
             state = json.loads((place / "state.json").read_text(encoding="utf-8"))
-            tensors = {file.stem: load_file(file) for file in sorted(place.glob("*.safetensors"))}
-            return Checkpoint(state["step"], tensors, state)
+            return Checkpoint(state["step"], _tensors(place), state)
     return None
+
+
+def _tensors(place: Path) -> Mapping[str, Mapping[str, torch.Tensor]]:
+    from suite.sharded_checkpoint import Shards
+
+    if Shards.lie_in(place):
+        return Shards(place)
+    return {file.stem: load_file(file) for file in sorted(place.glob("*.safetensors"))}
 
 
 def restore(folder: Path, identity: str) -> Checkpoint | None:

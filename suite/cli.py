@@ -37,6 +37,7 @@ def train(
     name: str = "run",
     folder: Place = None,
     plugin: Files = (),
+    nproc: int = 1,
 ) -> int:
     """Train one run and write its folder.
 
@@ -45,10 +46,11 @@ def train(
         name: Names the run in its folder and in W&B.
         folder: Where its results go; by default runs/train/NAME-IDENTITY below the current folder.
         plugin: A Python file that is imported first; what it registers can be chosen. May be given again.
+        nproc: Processes that share the work, on a GPU each where there are any; changes results by rounding alone.
     """
     from suite.commands.single import train as command
 
-    return command(config, name, folder, plugin)
+    return command(config, name, folder, plugin, nproc)
 
 
 @app.command
@@ -65,6 +67,7 @@ def run(
     allow_mixed: Flag = False,
     tuned: Place = None,
     leave_within: float = 25.0,
+    gpus_per_cell: int = 0,
 ) -> int:
     """Run what is missing of a study; interrupted, run it again.
 
@@ -81,10 +84,11 @@ def run(
         allow_mixed: Record other library versions or code, instead of refusing them.
         tuned: Of a study with a search: the folder whose winners are run; by default the study's folder.
         leave_within: Seconds that workers have, after SIGTERM or Ctrl-C, to end their step and write a checkpoint.
+        gpus_per_cell: GPUs that a worker has to itself; a cell runs on as many ranks. 0: one, shared if they are few.
     """
     from suite.commands.study import run as command
 
-    options = (folder, storage, rerun_stale, allow_mixed, tuned, leave_within)
+    options = (folder, storage, rerun_stale, allow_mixed, tuned, leave_within, gpus_per_cell)
     return command(study, workers, seeds, arm, axis, dry_run, *options)
 
 

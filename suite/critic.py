@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
-from suite import optim
+from suite import distributed, optim, sharding
 from suite.batch import Batch, masked_mean
 from suite.config import RunConfig
 from suite.objectives import objective_reads
@@ -33,7 +33,8 @@ class ValueModel(torch.nn.Module):
         """Values (B, L), reward units; those of padding mean nothing. Positions count from the first real token."""
         position = (attention_BL.cumsum(-1) - 1).clamp(min=0)
         out = self.backbone(input_ids=ids_BL, attention_mask=attention_BL, position_ids=position, use_cache=False)
-        return self.head(out.last_hidden_state.float()).squeeze(-1)
+        # a copy, no view: a sharded model's output must not be changed in place
+        return self.head(out.last_hidden_state.float()).squeeze(-1).clone()
 
     @classmethod
     def from_policy(cls, policy: Policy) -> ValueModel:
@@ -90,7 +91,7 @@ class Critic:
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> None:
         """Fills `values_BT` (fp32, 0 at masked positions), micro-batch by micro-batch."""
-        batch.values_BT = torch.cat([self._values(m) for m in batch.micro_batches(self._optim.micro_batch_size)])
+        batch.values_BT = distributed.values(batch, self._optim.micro_batch_size, self._values)
 
     def aim(self, batch: Batch, step: int) -> dict[str, float]:
         """Fills `returns_BT` from `values_BT` and the objective's `rewards_BT`; the batch's metrics.
@@ -120,7 +121,10 @@ class Critic:
         """
         tokens, total, clipped = float(mini.mask_BT.sum()), 0.0, 0.0
         self.optimizer.zero_grad()
-        for micro in mini.micro_batches(self._optim.micro_batch_size) if mini.units else []:
+        for micro, real in distributed.micro_batches(mini, self._optim.micro_batch_size) if mini.units else []:
+            if not real:
+                self._values(micro).sum().backward()
+                continue
             assert micro.values_BT is not None
             assert micro.returns_BT is not None
             loss, share = value_loss(
@@ -129,7 +133,9 @@ class Critic:
             )  # fmt: skip
             loss.backward()
             total, clipped = total + float(loss.detach()), clipped + share
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._critic.max_grad_norm or math.inf))
+        summed, _ = distributed.merged({"loss": total, "clipped": clipped}, {})
+        total, clipped = summed["loss"], summed["clipped"]
+        norm = sharding.clip(self.model.parameters(), self._critic.max_grad_norm)
         if not (math.isfinite(total) and math.isfinite(norm)):
             raise NonFiniteLoss(f"step {step + 1}: the critic's loss is {total} and its gradient's norm {norm}")
         rate = optim.learning_rate(self._optim, step, self._config.train.steps)
@@ -148,7 +154,7 @@ class Critic:
 
     def load(self, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Put back what `tensors` gave, bit for bit."""
-        self.model.load_state_dict(tensors["critic"])
+        sharding.load(self.model, tensors["critic"])
         optim.load_state_tensors(self.optimizer, tensors["critic_optimizer"])
 
 
@@ -159,6 +165,8 @@ def build(config: RunConfig, policy: Policy) -> Critic | None:
     """
     if "critic.init" not in objective_reads(config):
         return None
-    if config.critic.init == "policy":
-        return Critic(config, ValueModel.from_policy(policy))
-    return Critic(config, ValueModel.from_reward_model(config, policy))
+    given = config.critic.init != "policy"
+    model = ValueModel.from_reward_model(config, policy) if given else ValueModel.from_policy(policy)
+    model.to(policy.model.device)
+    sharding.prepare(model, config, trains=True, whole=[model.head])
+    return Critic(config, model)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from suite import distributed
 from suite.grading import Verdict
 from suite.protocols import Completion, Prompt, Request, Sampler, Sampling, Split, Task
 from suite.rewards import mean, scored
@@ -77,12 +78,12 @@ def evaluate(
     budget, k = task.max_completion_length, config.eval.num_samples
     greedy = _complete(sampler, task, prompts, 1, Sampling(0.0, 1.0, 0, budget), ())
     texts = [decode(tokenizer, c.token_ids) for c in greedy]
-    verdicts = task.grade(prompts, texts)
+    verdicts = distributed.on_main(lambda: task.grade(prompts, texts))
     sampling = Sampling(config.eval.temperature, config.eval.top_p, 0, budget)
     sampled = _complete(sampler, task, prompts, k, sampling, (config.seed, step, f"eval {split}"))
     repeated = [prompt for prompt in prompts for _ in range(k)]
     tries = [decode(tokenizer, c.token_ids) for c in sampled]
-    tried = task.grade(repeated, tries)
+    tried = distributed.on_main(lambda: task.grade(repeated, tries))
     marks = [verdict.reward for verdict in tried]
     rows: list[dict[str, Any]] = []
     for i, (prompt, completion, text, verdict) in enumerate(zip(prompts, greedy, texts, verdicts, strict=True)):
@@ -99,7 +100,7 @@ def evaluate(
         f"{place}/truncated_frac": sum(row["truncated"] for row in rows) / n,
         f"{place}/mean_tokens": sum(row["tokens"] for row in rows) / n,
         **_means(place, verdicts, marks, k),
-        **_best_of(config.eval.reward_model, place, repeated, tries, tried, k),
+        **distributed.on_main(lambda: _best_of(config.eval.reward_model, place, repeated, tries, tried, k)),
     }
     tokens = sum(len(c.token_ids) for c in (*greedy, *sampled))
     return Evaluation(metrics, {f"{place}/problems": rows}, tokens)

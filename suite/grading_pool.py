@@ -30,6 +30,8 @@ from typing import Any, Literal
 Outcome = Literal["right", "wrong", "no_answer", "timeout", "error", "scored", "abstained"]
 
 START_S = 120.0  # to import sympy on a busy machine
+_CRASHES, _KILLS = 2, 5
+"""Deaths of its worker after which a job is given up: by its own fault, and at the hands of others."""
 _LENGTH = struct.Struct(">I")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -108,6 +110,10 @@ class _Worker:
             data += piece
         return bytes(data)
 
+    def was_killed(self) -> bool:
+        """Of one that ended and was stopped: whether a signal that it cannot have sent itself ended it."""
+        return self.process.returncode in (-signal.SIGKILL, -signal.SIGTERM)
+
     def stop(self) -> None:
         """Kill and reap; nothing to lose, as a worker keeps no state."""
         self.process.kill()
@@ -120,9 +126,9 @@ class _Worker:
 class WorkerPool:
     """Up to `workers` processes, started with the first job, each driven by a thread of its own.
 
-    A job that takes longer than `deadline_s` is a timeout: its worker is killed and replaced. A job whose worker dies
-    is tried once more and is then an error. Safe to use from several threads and after a fork. RuntimeError where a
-    worker cannot start.
+    A job that takes longer than `deadline_s` is a timeout: its worker is killed and replaced. A job whose worker
+    crashes is tried once more and is then an error; one whose worker is killed by somebody else, four times more. Safe
+    to use from several threads and after a fork. RuntimeError where a worker cannot start.
     """
 
     def __init__(self, workers: int, deadline_s: float, memory_gib: float) -> None:
@@ -212,9 +218,8 @@ class WorkerPool:
         self._discard(slot)
 
     def _answer(self, slot: int, task: _Task) -> Reply:
-        for _ in range(2):
-            if self._closed:
-                break
+        crashes = kills = 0
+        while crashes < _CRASHES and kills < _KILLS and not self._closed:
             worker = self._worker(slot)
             until = min(time.monotonic() + self.deadline_s, task.until)
             try:
@@ -226,6 +231,7 @@ class WorkerPool:
                 return LATE if until == task.until else Reply("timeout")
             except EOFError:
                 self._discard(slot)
+                crashes, kills = (crashes, kills + 1) if worker.was_killed() else (crashes + 1, kills)
         return Reply("error", final=False)
 
     def _worker(self, slot: int) -> _Worker:
@@ -234,17 +240,22 @@ class WorkerPool:
         if worker is not None and worker.process.poll() is None:
             return worker
         self._discard(slot)
-        worker = _Worker(self.memory_gib)
-        try:
-            worker.receive(time.monotonic() + START_S)
-        except (EOFError, TimeoutError) as error:
-            worker.stop()
-            raise RuntimeError(
-                f"a grading worker did not start (exit status {worker.process.returncode}): see its messages on "
-                "stderr, and check that math-verify can be imported and that memory_gib is at least 0.5"
-            ) from error
-        self._live[slot] = worker
-        return worker
+        kills = 0
+        while True:
+            worker = _Worker(self.memory_gib)
+            try:
+                worker.receive(time.monotonic() + START_S)
+            except (EOFError, TimeoutError) as error:
+                worker.stop()
+                kills += 1
+                if isinstance(error, EOFError) and worker.was_killed() and kills < _KILLS:
+                    continue
+                raise RuntimeError(
+                    f"a grading worker did not start (exit status {worker.process.returncode}): see its messages on "
+                    "stderr, and check that math-verify can be imported and that memory_gib is at least 0.5"
+                ) from error
+            self._live[slot] = worker
+            return worker
 
     def _discard(self, slot: int) -> None:
         worker = self._live.pop(slot, None)

@@ -130,7 +130,8 @@ def _importance_sampling(config: RunConfig) -> Changes:
     objective, mode = config.objective, "objective.importance_sampling_mode"
     if mode not in reads(config) or objective.importance_sampling_mode == "none":
         return {}
-    one = config.rollout.engine == "in_process" and config.model.dtype == "float32"
+    precise = config.model.dtype == "float32" and config.learner.compute_dtype == "model"
+    one = config.rollout.engine == "in_process" and precise
     if one and objective.importance_sampling_clip_min <= 0.99 and objective.importance_sampling_clip_max >= 1.01:
         why = "in process and in float32 sampler and learner agree to rounding, so every weight is 1"
         names = (mode, "objective.importance_sampling_clip_min", "objective.importance_sampling_clip_max")

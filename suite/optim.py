@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from suite import sharding
 from suite.config import OptimConfig
 
 
@@ -50,4 +51,7 @@ def load_state_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[str, t
     optimizer.state.clear()
     for key, tensor in tensors.items():
         index, name = key.split(".")
-        optimizer.state[parameters[int(index)]][name] = tensor.clone()
+        parameter = parameters[int(index)]
+        # a moment lies as its parameter does; the count of steps is a number on the CPU
+        mine = sharding.like(tensor, parameter) if tensor.shape == parameter.shape else tensor
+        optimizer.state[parameter][name] = mine.clone()

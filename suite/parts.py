@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from transformers import PreTrainedModel
 
-from suite import critic, optim, tasks
+from suite import critic, distributed, optim, sharding, tasks
 from suite.checkpoint import Checkpoint, Writer
 from suite.config import RunConfig, fingerprint
 from suite.critic import Critic
@@ -38,7 +38,9 @@ class Parts:
     policy: Policy
     generator: Generator
     evaluator: InProcessSampler
-    """Samples from the learner's own weights."""
+    """Samples from the learner's own weights, or from a copy that `evaluate_learner` brings up to date."""
+    whole_policy: Policy
+    """The evaluator's model, whole on every rank, as a policy."""
     reference: PreTrainedModel | None
     task: Task
     objective: Objective
@@ -49,36 +51,55 @@ class Parts:
     counters: Counters = field(default_factory=Counters)
     first_batch: int = 0
 
+    def evaluate_learner(self, step: int) -> None:
+        """Make the evaluator sample from the learner's weights as they are after `step`."""
+        if self.evaluator.model is not self.policy.model:
+            self.evaluator.load(sharding.whole(self.policy.model.state_dict()), step)
+
 
 def assemble(config: RunConfig, start: Checkpoint | None = None) -> Parts:
     """Load the model and fill every slot; with a checkpoint, put back all that it holds."""
     policy = Policy.load(config.model)
     evaluator = InProcessSampler(
-        policy.model, pad_id=policy.pad_id, stop_ids=policy.stop_ids, chunk_size=config.rollout.chunk_size
+        policy.model,
+        pad_id=policy.pad_id,
+        stop_ids=policy.stop_ids,
+        chunk_size=config.rollout.chunk_size,
+        spread=distributed.size() > 1,
     )
+    if distributed.shards(config) or config.learner.activation_checkpointing or config.learner.compile:
+        # the learner's own model is not one to sample from then
+        evaluator = evaluator.separate()
+        sharding.cast(evaluator.model, config)
     task = tasks.build(config, policy.tokenizer)
     generator = engines.build(config, policy, task, evaluator)
     objective = build_objective(config, task.max_completion_length)
+    # copies first: sharding replaces the parameters that are copied here
     reference = copy.deepcopy(policy.model).requires_grad_(False) if objective.needs_reference else None
+    value_model = critic.build(config, policy)
+    sharding.prepare(policy.model, config, trains=True)
+    if reference is not None:
+        sharding.prepare(reference, config, trains=False)
     optimizer = optim.build(policy.model.parameters(), config.optim)
     source = collect.SOURCES[config.rollout.source]
     parts = Parts(
         policy,
         generator,
         evaluator,
+        replace(policy, model=evaluator.model),
         reference,
         task,
         objective,
         optimizer,
         source(config, task, generator, policy),
-        critic.build(config, policy),
+        value_model,
         Memory(keep=config.rollout.precompute_ref_log_probs),
     )
     if start:
-        policy.model.load_state_dict(start.tensors["policy"])
+        sharding.load(policy.model, start.tensors["policy"])
         generator.load(start.tensors["generator"], start.state["generator_version"])
         if reference is not None:
-            reference.load_state_dict(start.tensors["reference"])
+            sharding.load(reference, start.tensors["reference"])
         optim.load_state_tensors(optimizer, start.tensors["optimizer"])
         objective.load_state(start.tensors.get("objective", {}))
         if parts.critic:
@@ -109,4 +130,8 @@ def save(
         "run_id": tracker.run_id, "logged": tracker.logged, "fingerprint": fingerprint(config), "latest": latest,
         "pending": pending,
     }  # fmt: skip
-    writer.save(batches * config.updates_per_batch, tensors, state)
+    step = batches * config.updates_per_batch
+    if distributed.size() > 1:
+        writer.save_shards(step, tensors, state)
+    else:
+        writer.save(step, {name: sharding.whole(group) for name, group in tensors.items()}, state)

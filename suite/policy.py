@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import is_flash_attn_2_available
 
-from suite import seed_model
+from suite import distributed, seed_model
 from suite.batch import Batch, pad
 from suite.config import ModelConfig
 
@@ -39,7 +40,11 @@ def attention_kernel(config: ModelConfig) -> str | None:
     """The kernel to ask transformers for; None leaves the choice to it."""
     if config.attention != "auto":
         return config.attention
-    return "eager" if config.path.startswith("seed:") else None
+    if config.path.startswith("seed:"):
+        return "eager"
+    # it computes in half precision alone
+    flash = config.dtype == "bfloat16" and torch.cuda.is_available() and is_flash_attn_2_available()
+    return "flash_attention_2" if flash else None
 
 
 @dataclass
@@ -78,7 +83,7 @@ class Policy:
             raise ValueError(f"model.path: {config.path!r} has no end-of-sequence token, so no completion would end")
         # padding is masked by position, so the EOS may serve as padding where a tokenizer has none
         pad_id = stop_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        return cls(model.eval(), tokenizer, pad_id, stop_ids)
+        return cls(model.eval().to(distributed.device()), tokenizer, pad_id, stop_ids)
 
     def logprobs(
         self, batch: Batch, *, temperature: float, entropy: bool = False
@@ -95,7 +100,8 @@ class Policy:
         """Mean full-vocabulary entropy (nats, temperature 1) over the completions' tokens, and their number."""
         total, count = 0.0, 0
         for start in range(0, len(completions), rows):
-            ids, attention, mask = pad(prompts[start : start + rows], completions[start : start + rows], self.pad_id)
+            padded = pad(prompts[start : start + rows], completions[start : start + rows], self.pad_id)
+            ids, attention, mask = (part.to(self.model.device) for part in padded)
             logits = _completion_logits(self.model, ids, attention, mask.shape[1])
             total += float(_entropy(logits)[mask].double().sum())
             count += int(mask.sum())

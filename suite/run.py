@@ -7,9 +7,13 @@ import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from suite.config import RunConfig, fingerprint, to_json
+
+if TYPE_CHECKING:
+    from suite.checkpoint import Checkpoint
+    from suite.train import Outcome
 
 MODEL = "model"
 """The folder, in a run's folder, of its final model."""
@@ -56,16 +60,48 @@ def run(
     A finished run is not run again: its metrics are read from `result.json`. `stop` is polled between
     rollout batches; when it says so, a checkpoint is written and Interrupted raised. Raises ValueError for a
     configuration that cannot run and for a folder that holds another one; NonFiniteLoss as it says.
+
+    Under torchrun all ranks call it (`suite.launch.ranks`); rank 0 writes, and `on_progress` and `stop` are its own.
     """
-    from suite.checkpoint import restore, write_json
+    from suite import checkpoint, distributed
     from suite.export import export
     from suite.provenance import provenance
-    from suite.tracking import Tracker
+    from suite.tracking import Silent, Tracker
     from suite.train import train
     from suite.validate import validate
 
     validate(config)
-    identity, code = fingerprint(config), provenance()
+    code = provenance()
+    with distributed.session(config):
+        main = distributed.is_main()
+        mine: list[Checkpoint | None] = []
+        record, metrics = distributed.on_main(lambda: _open(config, folder, info, code, mine))
+        if metrics is not None:
+            return metrics
+        start = mine[0] if main else checkpoint.latest(folder / "checkpoints")
+        if config.model.folder:
+            distributed.on_main(lambda: export(Path(config.model.folder)))
+        tracked = {
+            key: record[key] for key in ("study", "arm", "label", "seed", "fingerprint", "differs", "run", *code)
+        }
+        tracker = Tracker(
+            folder, project=info.study, group=info.arm, name=folder.name, config=tracked, run_id=record["run_id"],
+            resume_step=start.step if start else 0, resume_rows=start.state["logged"] if start else 0,
+        ) if main else Silent()  # fmt: skip
+        with tracker:
+            outcome = train(config, folder, tracker, start, on_progress=on_progress if main else None, stop=stop)
+        distributed.on_main(lambda: _close(config, folder, outcome, code, stop))
+    return outcome.metrics
+
+
+def _open(
+    config: RunConfig, folder: Path, info: RunInfo, code: dict[str, Any], start: list[Checkpoint | None]
+) -> tuple[dict[str, Any], dict[str, float] | None]:
+    """Describe the run in its folder; the description, and the metrics if it is finished. If not, where it goes on
+    from is appended to `start`."""
+    from suite.checkpoint import restore, write_json
+
+    identity = fingerprint(config)
     record = {"fingerprint": identity, "seed": config.seed, **asdict(info), **code, "run": to_json(config)}
     described, result = folder / "config.json", folder / "result.json"
     found = json.loads(described.read_text(encoding="utf-8")) if described.is_file() else {"fingerprint": identity}
@@ -74,24 +110,25 @@ def run(
             f"{folder} holds run {found['fingerprint']}, and this configuration is {identity}; take another folder"
         )
     if result.is_file():
-        return dict(json.loads(result.read_text(encoding="utf-8"))["metrics"])
+        return record, dict(json.loads(result.read_text(encoding="utf-8"))["metrics"])
     folder.mkdir(parents=True, exist_ok=True)
-    start = restore(folder / "checkpoints", identity)
+    start.append(restore(folder / "checkpoints", identity))
     # kept here too: killed before its first checkpoint, a run is still one run in W&B
-    record["run_id"] = start.state["run_id"] if start else found.get("run_id") or uuid.uuid4().hex[:12]
+    record["run_id"] = start[0].state["run_id"] if start[0] else found.get("run_id") or uuid.uuid4().hex[:12]
     write_json(described, record)
-    if config.model.folder:
-        export(Path(config.model.folder))
+    return record, None
 
-    tracked = {key: record[key] for key in ("study", "arm", "label", "seed", "fingerprint", "differs", "run", *code)}
-    with Tracker(
-        folder, project=info.study, group=info.arm, name=folder.name, config=tracked, run_id=record["run_id"],
-        resume_step=start.step if start else 0, resume_rows=start.state["logged"] if start else 0,
-    ) as tracker:  # fmt: skip
-        outcome = train(config, folder, tracker, start, on_progress=on_progress, stop=stop)
+
+def _close(
+    config: RunConfig, folder: Path, outcome: Outcome, code: dict[str, Any], stop: Callable[[], bool] | None
+) -> None:
+    """Write what a finished run leaves."""
+    from suite.checkpoint import write_json
+    from suite.export import export
+
     if stop is not None:
         stop()  # whoever has lost the run must not finish it: stop() raises then
     if config.train.export_model:
         export(folder / MODEL)
-    write_json(result, {"step": outcome.step, "weights": outcome.weights, "metrics": outcome.metrics, **code})
-    return outcome.metrics
+    result = {"step": outcome.step, "weights": outcome.weights, "metrics": outcome.metrics, **code}
+    write_json(folder / "result.json", result)

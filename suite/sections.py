@@ -28,7 +28,8 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the weights in memory."""
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = _execution("auto")
-    """Attention kernel; `auto` = eager for the embedded models (faster at their size), else transformers' choice."""
+    """Attention kernel; `auto` = eager for the embedded models (faster at their size), else FlashAttention 2 where it
+    is installed, for bfloat16 weights on a GPU, else transformers' choice (SDPA)."""
     trust_remote_code: bool = False
     """Whether code shipped with a hub model may run here."""
 
@@ -334,6 +335,18 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
+class LearnerConfig:
+    compute_dtype: Literal["model", "bfloat16"] = "model"
+    """Precision of the learner's forward and backward passes and of the weights that are sampled from; `model` = that
+    of the weights. Weights, reductions over ranks and the optimizer keep `model.dtype`, float32 here."""
+    activation_checkpointing: bool = _execution(False)
+    """Keep only the inputs of each decoder layer for the backward pass, and compute the rest again: less memory for
+    about a third more time. Changes no number."""
+    compile: bool = _execution(False)
+    """Compile the decoder layers of policy and critic (`torch.compile`). Changes results by rounding."""
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """One run: everything that decides its result."""
 
@@ -349,6 +362,7 @@ class RunConfig:
     critic: CriticConfig = CriticConfig()
     eval: EvalConfig = EvalConfig()
     train: TrainConfig = TrainConfig()
+    learner: LearnerConfig = LearnerConfig()
 
     @property
     def updates_per_batch(self) -> int:

@@ -208,6 +208,25 @@ class Tracker:
             self._send_table(row["step"], row["table"], kept["columns"], kept["data"])
 
 
+class Silent(Tracker):
+    """The tracker of a rank that logs nothing."""
+
+    def __init__(self) -> None:
+        self.run_id, self.logged = "", 0
+
+    def log(self, step: int, metrics: Mapping[str, float | int]) -> None:
+        """Nothing is logged."""
+
+    def log_table(self, step: int, name: str, table: object) -> None:
+        """Nothing is logged."""
+
+    def sync(self) -> None:
+        """Nothing is written."""
+
+    def finish(self, exit_code: int = 0) -> None:
+        """Nothing is written."""
+
+
 def _init(
     folder: Path, project: str, group: str, name: str, config: dict[str, Any], run_id: str, tags: Sequence[str]
 ) -> wandb.Run:

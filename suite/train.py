@@ -20,14 +20,14 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from suite import checkpoint, optim
+from suite import checkpoint, distributed, optim, sharding
 from suite.batch import Batch, collate, compare
 from suite.checkpoint import Checkpoint, Writer
 from suite.config import RunConfig
 from suite.evaluate import Evaluation, evaluate, probe
 from suite.parts import Parts, assemble, save
 from suite.policy import token_logprobs
-from suite.protocols import Group, Split
+from suite.protocols import Group, Objective, Selected, Split
 from suite.randomness import permutation
 from suite.rewards import SHAPINGS, statistics
 from suite.rollout import collect
@@ -51,7 +51,8 @@ class Outcome:
 def full_evaluation(config: RunConfig, parts: Parts, step: int) -> Evaluation:
     """Probe and validation problems; at step 0 and at the end the test problems too."""
     splits: tuple[Split, ...] = ("validation", "test") if step in (0, config.train.steps) else ("validation",)
-    out = probe(config, parts.evaluator, parts.task, parts.policy, step=step)
+    parts.evaluate_learner(step)
+    out = probe(config, parts.evaluator, parts.task, parts.whole_policy, step=step)
     for split, (name, task) in itertools.product(splits, parts_of(parts.task).items()):
         where = f"{name}-{split}" if name else split
         found = evaluate(config, split, parts.evaluator, task, parts.policy.tokenizer, step=step, benchmark=where)
@@ -65,14 +66,14 @@ def prepare(config: RunConfig, parts: Parts, groups: list[Group], step: int) -> 
 
     No batch if the objective finds nothing to train on.
     """
-    selected = parts.objective.select(groups, (config.seed, step, "select"))
+    selected = select(parts.objective, groups, (config.seed, step, "select"))
     metrics = dict(selected.metrics)
     if not selected.rollouts:
         return None, metrics
     place = {id(rollout): index for index, group in enumerate(groups) for rollout in group}
     rows = [place[id(rollout)] for rollout in selected.rollouts]
     masked = config.rollout.mask_truncated_completions
-    batch = collate(selected, parts.policy.pad_id, rows, mask_truncated=masked)
+    batch = collate(selected, parts.policy.pad_id, rows, mask_truncated=masked).to(distributed.device())
     if not batch.mask_BT.any():
         return None, metrics
     if parts.objective.needs_learner_logprobs:
@@ -87,11 +88,28 @@ def prepare(config: RunConfig, parts: Parts, groups: list[Group], step: int) -> 
     return batch, metrics
 
 
+def select(objective: Objective, groups: list[Group], key: tuple[int | str, ...]) -> Selected:
+    """What the objective selects from the groups, asked of it once, whatever the number of ranks: a judge may be."""
+    flat = [rollout for group in groups for rollout in group]
+    place = {id(rollout): index for index, rollout in enumerate(flat)}
+
+    def choose() -> tuple[list[int], Selected]:
+        selected = objective.select(groups, key)
+        return [place[id(rollout)] for rollout in selected.rollouts], replace(selected, rollouts=[])
+
+    chosen, rest = distributed.on_main(choose)
+    return replace(rest, rollouts=[flat[index] for index in chosen])
+
+
 @torch.no_grad()
 def _logprobs(config: RunConfig, model: PreTrainedModel, batch: Batch) -> torch.Tensor:
     """Log-probs of the batch under a model, at the sampling temperature, micro-batch by micro-batch."""
-    micros = batch.micro_batches(config.optim.micro_batch_size)
-    return torch.cat([token_logprobs(model, micro, temperature=config.rollout.temperature)[0] for micro in micros])
+    temperature = config.rollout.temperature
+
+    def compute(micro: Batch) -> torch.Tensor:
+        return token_logprobs(model, micro, temperature=temperature)[0]
+
+    return distributed.values(batch, config.optim.micro_batch_size, compute)
 
 
 def minibatches(config: RunConfig, batch: Batch, step: int) -> Iterator[Batch]:
@@ -127,10 +145,13 @@ def update(config: RunConfig, parts: Parts, mini: Batch, step: int) -> dict[str,
     denominators = objective.denominators(mini)
     sums, maxima, total = dict[str, float](), dict[str, float](), 0.0
     parts.optimizer.zero_grad()
-    for micro in mini.micro_batches(config.optim.micro_batch_size) if mini.units else []:
+    for micro, real in distributed.micro_batches(mini, config.optim.micro_batch_size) if mini.units else []:
         logprobs_BT, entropy_BT = token_logprobs(
             model, micro, temperature=config.rollout.temperature, entropy=objective.needs_entropy
         )
+        if not real:
+            logprobs_BT.sum().backward()
+            continue
         out = objective.loss(micro, logprobs_BT, entropy_BT, denominators)
         out.loss.backward()
         if mini.fresh:
@@ -140,8 +161,9 @@ def update(config: RunConfig, parts: Parts, mini: Batch, step: int) -> dict[str,
             sums[name] = sums.get(name, 0.0) + value
         for name, value in out.maxima.items():
             maxima[name] = max(maxima.get(name, value), value)
-    limit = config.optim.max_grad_norm or float("inf")
-    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit))
+    sums, maxima = distributed.merged({**sums, "loss/total": total}, maxima)
+    total = sums.pop("loss/total")
+    norm = sharding.clip(model.parameters(), config.optim.max_grad_norm)
     if not (math.isfinite(total) and math.isfinite(norm)):
         raise NonFiniteLoss(f"step {step + 1}: the loss is {total} and its gradient's norm {norm}")
     for group in parts.optimizer.param_groups:
@@ -177,7 +199,7 @@ def train(
     def evaluate_at(step: int) -> None:
         began = time.perf_counter()
         found = full_evaluation(config, parts, step)
-        for name, rows in found.tables.items():
+        for name, rows in found.tables.items() if distributed.is_main() else []:
             collect.write_table(rows, folder / "evaluations" / f"{name.replace('/', '-')}-{step:06d}.parquet")
             if name.endswith("test/problems"):
                 tracker.log_table(step, name, (list(rows[0]), [list(row.values()) for row in rows]))
@@ -192,7 +214,7 @@ def train(
             writer.check()
 
             if config.syncs_at(step):
-                parts.generator.load(parts.policy.model.state_dict(), step)
+                parts.generator.load(sharding.whole(parts.policy.model.state_dict()), step)
                 counters.loads += 1
                 if parts.reference is not None and config.rollout.reference_sync == "with_generator":
                     parts.reference.load_state_dict(parts.policy.model.state_dict())
@@ -201,7 +223,8 @@ def train(
             groups = collected.groups
             clock.append(time.perf_counter())
             SHAPINGS[config.reward.shaping](with_greedy(groups), config.reward)
-            collect.store(groups, folder / "rollouts" / f"batch-{number:06d}.parquet")
+            if distributed.is_main():
+                collect.store(groups, folder / "rollouts" / f"batch-{number:06d}.parquet")
             counters.generated_tokens += collected.generated_tokens
             counters.prompts += collected.prompts
             clock.append(time.perf_counter())
@@ -220,8 +243,9 @@ def train(
                     for first, learn in learning:
                         row.update(learn(mini, step + offset) if mini and step + offset >= first else {})
                 except NonFiniteLoss as error:
-                    collect.store(groups, folder / "failure" / "rollouts.parquet")
-                    checkpoint.save_failure(folder / "failure", step + offset + 1, vars(mini), str(error))
+                    if distributed.is_main():
+                        collect.store(groups, folder / "failure" / "rollouts.parquet")
+                        checkpoint.save_failure(folder / "failure", step + offset + 1, vars(mini), str(error))
                     raise
                 now = time.perf_counter()
                 record(
@@ -239,11 +263,11 @@ def train(
             done, period = step + updates, config.train.checkpoint_every
             pending = done % config.eval.every == 0 or done == steps
             # an evaluation is repeated exactly, so what the step has cost is kept before it
-            asked = stop is not None and stop()
+            asked = distributed.on_main(lambda: stop is not None and stop())
             if asked or done == steps or (period and done // period > step // period):
                 save(config, writer, parts, number + 1, tracker, latest, pending)
             if asked:
                 raise Interrupted(f"stopped after step {done} of {steps}")
             if pending:
                 evaluate_at(done)
-    return Outcome(steps, latest, checkpoint.tensors_hash(parts.policy.model.state_dict()))
+    return Outcome(steps, latest, checkpoint.tensors_hash(sharding.whole(parts.policy.model.state_dict())))

@@ -220,6 +220,14 @@ def _check_objective(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _check_learner(config: RunConfig) -> Iterator[str]:
+    if config.learner.compute_dtype == config.model.dtype:
+        yield (
+            f"learner.compute_dtype is {config.learner.compute_dtype!r}, and so is model.dtype: no weight is kept in "
+            "more; take model.dtype = 'float32', or learner.compute_dtype = 'model'"
+        )
+
+
 def _check_importance_sampling(config: RunConfig) -> Iterator[str]:
     from suite.objectives import resolve_ratio_reference
 
@@ -283,4 +291,5 @@ _CLASHES: tuple[Callable[[RunConfig], Iterator[str]], ...] = (
     _check_objective,
     _check_importance_sampling,
     _check_critic,
+    _check_learner,
 )

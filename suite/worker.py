@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +285,8 @@ def loop(sweep: Sweep, options: argparse.Namespace, stop: Stop) -> int:
         import_file(Path(plugin))
     module, _, name = options.runner.partition(":")
     runner: Runner = getattr(importlib.import_module(module), name)
+    if options.nproc > 1:
+        runner = partial(runner, nproc=options.nproc, plugins=[Path(plugin) for plugin in sweep.declared["plugins"]])
     owner, choice = new_owner(options.name), Choice(options.arms, options.seeds)
     while not stop.asked():
         reason = sweep.mixed()
@@ -309,6 +312,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, required=True, help="the study's folder")
     parser.add_argument("--name", default="", help="last part of the owner's name in the leases")
     parser.add_argument("--runner", default="suite.run:run", help="module:function that runs one cell")
+    parser.add_argument("--nproc", type=int, default=1, help="ranks of a cell; above 1 the runner is told how many")
     parser.add_argument("--arms", nargs="*", help="take only cells of these arms")
     parser.add_argument("--seeds", nargs="*", type=int, help="take only cells of these seeds")
     parser.add_argument("--parent", type=int, help="leave when this process, which holds the other end of stdin, ends")

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -38,10 +39,11 @@ def _stop_once() -> Iterator[list[int]]:
         restore()
 
 
-def train(config: RunConfig, name: str, folder: Path | None, plugins: Sequence[Path]) -> int:
-    """Train one run, or go on with it; print its last metrics. 1 if it fails, 130 if it was stopped."""
+def train(config: RunConfig, name: str, folder: Path | None, plugins: Sequence[Path], nproc: int = 1) -> int:
+    """Train one run on `nproc` ranks, or go on with it; print its last metrics. 1 if it fails, 130 if stopped."""
     from ablations.axis import check_name
     from suite.inert import effective
+    from suite.launch import ranks
     from suite.validate import validate
 
     check_name("run", name)
@@ -49,6 +51,8 @@ def train(config: RunConfig, name: str, folder: Path | None, plugins: Sequence[P
         import_file(plugin)
     config = apply(config, {})
     validate(config)
+    ranks.check(nproc)
+    ranks.check_engine(config, nproc)
     screen = console()
     for option, reason in effective(config)[1].items():
         if option in differences(config, RunConfig()):
@@ -66,7 +70,8 @@ def train(config: RunConfig, name: str, folder: Path | None, plugins: Sequence[P
 
         try:
             info = RunInfo("train", name, name, changed)
-            metrics = run(config, folder, info, on_progress=show, stop=lambda: bool(heard))
+            runner = partial(ranks.run, nproc=nproc, plugins=plugins) if nproc > 1 else run
+            metrics = runner(config, folder, info, on_progress=show, stop=lambda: bool(heard))
         except Interrupted as stopped:
             print(f"suite: {stopped}; the same command goes on from there", file=sys.stderr)
             return 130

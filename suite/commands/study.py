@@ -53,11 +53,12 @@ def run(
     allow_mixed: bool = False,
     tuned: Path | None = None,
     leave_within: float = 25.0,
+    gpus_per_cell: int = 0,
 ) -> int:
     """Run what is missing of a study, or show what would be run; the exit code says how the study stands."""
     from suite.commands import plan
     from suite.launch.local import run_study
-    from suite.launch.machine import plan_workers
+    from suite.launch.machine import plan_workers, share_gpus
 
     study, files = resolve(name, axes)
     folder = folder or RUNS / study.name
@@ -68,10 +69,11 @@ def run(
         raise ValueError(f"--tuned names a search's folder, and study {study.name!r} declares no search")
     if not leave_within > 0:
         raise ValueError(f"--leave-within is {leave_within}: workers need a time above 0 seconds to leave")
+    share = share_gpus(gpus_per_cell)
     plan.check_arms(study)
     cells = plan.chosen(study, arms, seeds)
     if dry_run:
-        plan.dry_run(study, cells, folder, plan_workers(workers, len(cells)).workers)
+        plan.dry_run(study, cells, folder, share.within(plan_workers(workers, len(cells))).workers)
         return 0
     plan.warn_inert(study, console())
     words = ["suite", "run", name, *(word for axis in axes for word in ("--axis", axis))]
@@ -88,6 +90,7 @@ def run(
         rerun_stale=rerun_stale,
         allow_mixed=allow_mixed,
         leave_within_s=leave_within,
+        gpus_per_cell=gpus_per_cell,
     )
     return status.exit_code
 

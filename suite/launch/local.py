@@ -16,8 +16,9 @@ from rich.console import Console
 
 from suite.declaration import NOTHING, Choice
 from suite.launch.display import Display, page
-from suite.launch.machine import plan_workers
+from suite.launch.machine import plan_workers, share_gpus
 from suite.launch.pool import GRACE_S, Pool, Supervisor
+from suite.launch.ranks import check_engine
 from suite.lease import HANG_S
 from suite.lineage import check_chosen
 from suite.registry import unknown
@@ -26,6 +27,9 @@ from suite.storage import VARIABLE
 from suite.study import Study
 from suite.sweep import Sweep
 from suite.worker import LEAVE_S
+
+ALONE, RANKS = "suite.run:run", "suite.launch.ranks:run"
+"""What runs a cell: in the worker itself, or on several ranks."""
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
 
@@ -54,7 +58,7 @@ def run_study(
     folder: Path,
     workers: int | Literal["auto"] = 2,
     plugins: Sequence[Path] = (),
-    runner: str = "suite.run:run",
+    runner: str = ALONE,
     arms: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
     console: Console | None = None,
@@ -65,13 +69,15 @@ def run_study(
     allow_mixed: bool = False,
     hang_after_s: float = HANG_S,
     leave_within_s: float = LEAVE_S,
+    gpus_per_cell: int = 0,
 ) -> StudyStatus:
     """Runs the cells of a study that are missing and returns how it stands; its `exit_code` tells the truth.
 
     A cell that fails stops no other; cells that failed before are tried again, unless they would fail in the same way.
     On the first SIGINT or SIGTERM workers write a checkpoint and give their cells back, within `leave_within_s`; on the
     second they are killed; either way the next run goes on from the checkpoints. `arms` and `seeds` restrict what is
-    run, not what is declared.
+    run, not what is declared. A worker has `gpus_per_cell` GPUs to itself and runs a cell on as many ranks; with 0 it
+    has one, which others may share, where the machine has any.
     Raises ValueError for what cannot be run, before any work.
     """
     console = console or Console()
@@ -81,6 +87,9 @@ def run_study(
         if seed not in study.seeds:
             raise ValueError(f"study {study.name!r} has no seed {seed}; it has {', '.join(map(str, study.seeds))}")
     plan_workers(workers, 1)
+    share = share_gpus(gpus_per_cell)
+    for each in study.arms:
+        check_engine(study.config(each.name), gpus_per_cell, "--gpus-per-cell")
     choice = Choice(arms, seeds)
     sweep = Sweep.open(
         study,
@@ -96,18 +105,22 @@ def run_study(
     everything = sweep.snapshot()
     check_chosen(study, everything, choice, study.seeds)
     status = everything.part(choice.takes)
-    plan = plan_workers(workers, status.count("waiting") + status.count("running"))
+    plan = share.within(plan_workers(workers, status.count("waiting") + status.count("running")))
+    ranks = max(1, gpus_per_cell)
+    runner = RANKS if ranks > 1 and runner == ALONE else runner
     arguments = ["--runner", runner, "--hang-after", str(hang_after_s), "--leave-within", str(leave_within_s)]
+    arguments += ["--nproc", str(ranks)] if ranks > 1 else []
     arguments += ["--arms", *arms] if arms is not None else []
     arguments += ["--seeds", *map(str, seeds)] if seeds is not None else []
     arguments += ["--allow-mixed"] if allow_mixed else []
-    environment = {**{name: str(plan.threads) for name in THREADS}, **os.environ, VARIABLE: sweep.store.url}
+    threads = {name: str(max(1, plan.threads // ranks)) for name in THREADS}
+    environment = {**threads, **os.environ, VARIABLE: sweep.store.url}
     with Display(console, folder, plan.workers) as display, _interrupts() as heard:
         counts = len(study.arms), len(study.seeds)
         display.say(f"{study.name}: {counts[0]} arms x {counts[1]} seeds = {counts[0] * counts[1]} cells")
         if status.count("waiting") + status.count("running"):
             display.say(f"{plan.workers} workers with {plan.threads} threads each ({plan.why})")
-            pool = Pool(folder, arguments, environment)
+            pool = Pool(folder, arguments, environment, share.groups)
             try:
                 Supervisor(sweep, pool, display, choice, heard, leave_within_s + GRACE_S).run(plan.workers)
             finally:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import shutil
+import subprocess
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -74,3 +76,58 @@ def plan_workers(workers: int | Literal["auto"], cells: int) -> Plan:
     else:
         raise ValueError(f"--workers is {workers!r} and must be a whole number from 1 on, or auto")
     return Plan(count, max(1, have // count), why)
+
+
+@dataclass(frozen=True)
+class GpuShare:
+    """The machine's GPUs, divided among workers."""
+
+    groups: tuple[str, ...] = ()
+    """What the workers' CUDA_VISIBLE_DEVICES say; empty = nothing is said to them."""
+    limit: int | None = None
+    """Most workers; None = any number."""
+    note: str = ""
+    """What the user should know."""
+
+    def within(self, plan: Plan) -> Plan:
+        """The plan with no more workers than there are GPUs for, and a reason that says so."""
+        if self.limit is None:
+            return plan
+        count = min(plan.workers, self.limit)
+        why = f"{plan.why}, GPUs for {self.limit} cells at a time" + (f"; {self.note}" if self.note else "")
+        return replace(plan, workers=count, threads=max(1, cores() // count), why=why)
+
+
+def gpus() -> list[str]:
+    """The NVIDIA GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if allowed is not None:
+        return [name.strip() for name in allowed.split(",") if name.strip() not in ("", "-1")]
+    command = [tool, "--query-gpu=uuid", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return found.stdout.split()
+
+
+def share_gpus(per_cell: int) -> GpuShare:
+    """Divides the GPUs among workers: `per_cell` for each, and none for two; 0: one for each, shared if they are few.
+
+    Raises ValueError for a negative number, and where there are fewer GPUs than one cell asks for.
+    """
+    if per_cell < 0:
+        raise ValueError(f"--gpus-per-cell is {per_cell} and must be at least 0")
+    found = gpus()
+    if per_cell == 0:
+        return GpuShare(tuple(found))
+    if len(found) < per_cell:
+        have = {0: "no GPU", 1: "1 GPU"}.get(len(found), f"{len(found)} GPUs")
+        raise ValueError(f"--gpus-per-cell is {per_cell}, and this machine has {have}")
+    count, idle = divmod(len(found), per_cell)
+    groups = tuple(",".join(found[i * per_cell : (i + 1) * per_cell]) for i in range(count))
+    note = f"{len(found)} GPUs do not divide by --gpus-per-cell {per_cell}: {idle} of them idle" if idle else ""
+    return GpuShare(groups, count, note)

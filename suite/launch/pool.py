@@ -31,10 +31,14 @@ _ENOUGH = 6
 
 
 class Pool:
-    """The worker processes. Each has a log under `workers/` in the study's folder."""
+    """The worker processes. Each has a log under `workers/` in the study's folder, and the GPUs of one of `groups`:
+    one that no other worker has, as far as there are such."""
 
-    def __init__(self, folder: Path, arguments: Sequence[str], environment: dict[str, str]) -> None:
+    def __init__(
+        self, folder: Path, arguments: Sequence[str], environment: dict[str, str], groups: Sequence[str] = ()
+    ) -> None:
         self._folder, self._arguments, self._environment = folder, list(arguments), environment
+        self._groups, self._group_of = list(groups), dict[str, str]()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         (folder / "workers").mkdir(exist_ok=True)
 
@@ -56,6 +60,11 @@ class Pool:
         """Starts a worker under a name that is never used again."""
         name = uuid.uuid4().hex[:8]
         command = [sys.executable, "-m", "suite.worker", "--folder", str(self._folder), "--name", name]
+        environment = self._environment
+        if self._groups:
+            held = [self._group_of[other] for other in self._running]
+            self._group_of[name] = min(self._groups, key=held.count)
+            environment = {**environment, "CUDA_VISIBLE_DEVICES": self._group_of[name]}
         with self.log(name).open("ab") as log:
             # A session of its own: Ctrl-C in the terminal reaches this process alone, which passes it on once.
             self._running[name] = subprocess.Popen(
@@ -63,7 +72,7 @@ class Pool:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=self._environment,
+                env=environment,
                 start_new_session=True,
             )
 

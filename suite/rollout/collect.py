@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
+from suite import distributed
 from suite.config import RunConfig
 from suite.evaluate import decode
 from suite.grading import Verdict
@@ -131,7 +132,8 @@ def _sample(
     rows = [(place, number) for place in range(len(asked)) for number in range(count)]
     completions = sampler.generate(_requests(task, asked, count), sampling)
     texts = [decode(policy.tokenizer, completion.token_ids) for completion in completions]
-    verdicts = task.grade([asked[place][0] for place, _ in rows], texts)
+    # graded once: a time limit or a judge need not say the same twice
+    verdicts = distributed.on_main(lambda: task.grade([asked[place][0] for place, _ in rows], texts))
     found = [
         Rollout(asked[place][0], encoded[place], completion, text, verdict, verdict.reward, number, sampling.max_tokens)
         for (place, number), completion, text, verdict in zip(rows, completions, texts, verdicts, strict=True)

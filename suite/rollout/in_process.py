@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from suite import distributed
 from suite.batch import pad
 from suite.protocols import Completion, Request, Sampling
 from suite.randomness import generator
@@ -40,12 +41,23 @@ def draw(logprobs_BV: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:
 
 
 class InProcessSampler:
-    """Draws completions from a model in this process, whose weights change only in `load`."""
+    """Draws completions from a model in this process, whose weights change only in `load`.
+
+    With `spread`, all ranks hold the weights and must make the same calls: each computes every n-th chunk, and all get
+    all completions. Chunks are the same whatever the number of ranks, and so is what they give.
+    """
 
     def __init__(
-        self, model: PreTrainedModel, *, pad_id: int, stop_ids: Iterable[int], chunk_size: int = 256, version: int = 0
+        self,
+        model: PreTrainedModel,
+        *,
+        pad_id: int,
+        stop_ids: Iterable[int],
+        chunk_size: int = 256,
+        version: int = 0,
+        spread: bool = False,
     ) -> None:
-        self.model, self.version = model, version
+        self.model, self.version, self._spread = model, version, spread
         self._pad_id, self._stop_ids, self._chunk_size = pad_id, torch.tensor(sorted(stop_ids)), chunk_size
 
     def separate(self) -> InProcessSampler:
@@ -69,10 +81,13 @@ class InProcessSampler:
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """One completion per request, in order. Noise is keyed per request and position."""
-        out: list[Completion] = []
-        for start in range(0, len(requests), self._chunk_size):
-            out += self._chunk(requests[start : start + self._chunk_size], sampling)
-        return out
+        starts = range(0, len(requests), self._chunk_size)
+        chunks = [requests[start : start + self._chunk_size] for start in starts]
+        if self._spread:
+            found = distributed.in_turns(chunks, lambda chunk: self._chunk(chunk, sampling))
+        else:
+            found = [self._chunk(chunk, sampling) for chunk in chunks]
+        return [completion for chunk in found for completion in chunk]
 
     def window(self, batches: Sequence[Sequence[Request]], sampling: Sampling) -> Iterator[list[Completion]]:
         """The completions of several batches, one after the other: the forward passes are those of single batches."""
@@ -83,16 +98,18 @@ class InProcessSampler:
     def _chunk(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         # a prompt is read once, whatever the number of its samples
         place = {prompt: index for index, prompt in enumerate(dict.fromkeys(r.prompt_ids for r in requests))}
-        index_B = torch.tensor([place[r.prompt_ids] for r in requests])
-        ids, attention, _ = pad(list(place), [()] * len(place), self._pad_id)
-        rows = len(requests)
+        device, rows = self.model.device, len(requests)
+        index_B = torch.tensor([place[r.prompt_ids] for r in requests], device=device)
+        ids, attention, _ = (part.to(device) for part in pad(list(place), [()] * len(place), self._pad_id))
+        stop_ids = self._stop_ids.to(device)
         greedy = sampling.temperature == 0
         if not greedy:
-            uniform_BT = torch.from_numpy(np.stack([generator(*r.key).random(sampling.max_tokens) for r in requests]))
-        tokens_BT = torch.full((rows, sampling.max_tokens), self._pad_id)
-        logprobs_BT = torch.zeros((rows, sampling.max_tokens))
-        length_B = torch.zeros(rows, dtype=torch.long)
-        running_B = torch.ones(rows, dtype=torch.bool)
+            noise = np.stack([generator(*r.key).random(sampling.max_tokens) for r in requests])
+            uniform_BT = torch.from_numpy(noise).to(device)
+        tokens_BT = torch.full((rows, sampling.max_tokens), self._pad_id, device=device)
+        logprobs_BT = torch.zeros((rows, sampling.max_tokens), device=device)
+        length_B = torch.zeros(rows, dtype=torch.long, device=device)
+        running_B = torch.ones(rows, dtype=torch.bool, device=device)
         cache = DynamicCache(config=self.model.config)
         position = (attention.cumsum(-1) - 1).clamp(min=0)
         for t in range(sampling.max_tokens):
@@ -108,7 +125,7 @@ class InProcessSampler:
             tokens_BT[:, t] = torch.where(running_B, token_B, self._pad_id)
             logprobs_BT[:, t] = logprobs_BV.gather(-1, token_B.unsqueeze(-1)).squeeze(-1)
             length_B += running_B
-            running_B = running_B & ~torch.isin(token_B, self._stop_ids)
+            running_B = running_B & ~torch.isin(token_B, stop_ids)
             if not running_B.any():
                 break
             ids, position = tokens_BT[:, t : t + 1], position[:, -1:] + 1

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,3 +94,11 @@ def _misbehave(plan: dict[str, float], step: int, folder: Path) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
     if step == plan.get("hang_at"):
         time.sleep(600)
+
+
+def ranked(config: RunConfig, folder: Path, info: RunInfo, *, nproc: int, **how: Any) -> dict[str, float]:
+    """`run`, which notes the number of ranks asked for, the GPUs it may use, and its process."""
+    how.pop("plugins")
+    with (folder / "ranks.txt").open("a") as file:
+        file.write(f"{nproc} {os.environ['CUDA_VISIBLE_DEVICES']} {os.getpid()}\n")
+    return run(config, folder, info, **how)

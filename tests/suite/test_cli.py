@@ -83,11 +83,12 @@ def test_train_parses_options_and_hands_them_over(monkeypatch, tmp_path):
     seen = {}
     monkeypatch.setattr("suite.commands.single.train", lambda *args: seen.update(args=args) or 0)
     words = "train --objective.name policy_gradient --objective.epsilon-high 0.28 --rollout.sync-period inf --seed 3"
+    words += " --nproc 2"
     assert (
         cli.main([*words.split(), "--name", "x", "--folder", str(tmp_path), "--plugin", "a.py", "--plugin", "b.py"])
         == 0
     )
-    config, name, folder, plugins = seen["args"]
+    config, name, folder, plugins, nproc = seen["args"]
     wanted = {
         "objective.name": "policy_gradient",
         "objective.epsilon_high": 0.28,
@@ -95,7 +96,7 @@ def test_train_parses_options_and_hands_them_over(monkeypatch, tmp_path):
         "seed": 3,
     }
     assert config == apply(RunConfig(), wanted)
-    assert (name, folder, plugins) == ("x", tmp_path, (Path("a.py"), Path("b.py")))
+    assert (name, folder, plugins, nproc) == ("x", tmp_path, (Path("a.py"), Path("b.py")), 2)
 
 
 def test_mistakes_are_one_line_and_code_2(capsys, little):

@@ -67,6 +67,8 @@ def test_every_option_that_computes_enters_and_execution_options_do_not():
         "judge.url",
         "judge.api_key_env",
         "judge.concurrency",
+        "learner.activation_checkpointing",
+        "learner.compile",
     }
     other = {bool: lambda v: not v, int: lambda v: v + 1, float: lambda v: v + 0.125, str: lambda v: v + "x"}
     for name, value in flatten(RunConfig()).items():

@@ -83,6 +83,10 @@ def hanging(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         "            print('noise on standard output', flush=True)\n"
         "            if text == 'hang': time.sleep(1000)\n"
         "            if text == 'crash': os._exit(3)\n"
+        "            if text.startswith('killed'):\n"
+        "                _, times, mark = text.split(' ')\n"
+        "                with open(mark, 'a') as file: file.write('x')\n"
+        "                if os.path.getsize(mark) <= int(times): os.kill(os.getpid(), 15 if times == '4' else 9)\n"
         "            if text.startswith('crash once') and not os.path.exists(text[11:]):\n"
         "                open(text[11:], 'w').close(); os._exit(3)\n"
         "            return Reply('right' if gold == text else 'wrong')\n"
@@ -107,6 +111,15 @@ def test_a_hanging_job_is_killed_and_the_others_go_on(tmp_path: Path) -> None:
     assert not Path(f"/proc/{pid}").exists()  # reaped, not a zombie
     with pytest.raises(RuntimeError, match="closed"):
         pool.run([Job("judge", "a", "a")], time.monotonic() + 1)
+
+
+@pytest.mark.usefixtures("hanging")
+def test_a_job_whose_worker_is_killed_again_and_again_by_others_is_still_answered(tmp_path: Path) -> None:
+    pool = WorkerPool(workers=1, deadline_s=20.0, memory_gib=2)
+    texts = [f"killed {times} {tmp_path / str(times)}" for times in (2, 4, 5)]
+    replies = pool.run([Job("judge", "a", text) for text in texts], time.monotonic() + 120)
+    assert replies == [Reply("wrong"), Reply("wrong"), Reply("error", final=False)]
+    pool.close()
 
 
 @pytest.mark.usefixtures("hanging")

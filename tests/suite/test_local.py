@@ -152,7 +152,8 @@ def launch(folder: Path) -> subprocess.Popen[str]:
 def until_running(folder: Path, count: int = 2) -> list[int]:
     """Waits until cells have begun; their workers' process ids."""
     limit = time.monotonic() + 60
-    while len(found := starts(folder)) < count:
+    # a file is there a moment before its first line
+    while len(found := {cell: each for cell, each in starts(folder).items() if each}) < count:
         assert time.monotonic() < limit
         time.sleep(0.02)
     return sorted({int(each[-1][0]) for each in found.values()})

@@ -193,6 +193,7 @@ def test_an_unread_option_names_its_reader(overrides, reader):
         (GIVEN | {"objective.name": "sft", "objective.sft_rows": "best"}, "picks among sampled answers"),
         (OFFLINE | {"rollout.source": "external", "task.name": "file", "task.source": "a.jsonl"}, "chosen_column"),
         ({"rollout.num_generations": 1}, "a pair is two rollouts"),
+        ({"learner.compute_dtype": "bfloat16", "model.dtype": "bfloat16"}, "no weight is kept in more"),
         *(
             (PG | {"rollout.num_generations": 1, "objective.advantage": name}, "with others of its prompt")
             for name in ("group", "rloo", "rloo_token", "reinforce_pp_baseline")
@@ -250,6 +251,7 @@ def test_clashes_are_refused(overrides, words):
         OFFLINE | {"rollout.reference_sync": "with_generator"},
         {"objective.entropy_coef": 0.1, "objective.entropy_over": "chosen", "objective.entropy_mean": "sequence"},
         PG | {"optim.micro_batch_size": 1},
+        {"learner.compute_dtype": "bfloat16", "learner.compile": True, "learner.activation_checkpointing": True},
         *(
             PG | {"rollout.num_generations": 1, "objective.advantage": name}
             for name in ("reinforce", "remax", "reinforce_pp")
