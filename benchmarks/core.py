@@ -33,7 +33,7 @@ def figures() -> Iterator[tuple[str, float, str]]:
     torch.set_num_threads(1)
     config = RunConfig()
     parts = core.assemble(config)
-    tokens = sum(len(rollout.completion.token_ids) for group in parts.rollouts(0) for rollout in group)
+    tokens = sum(len(rollout.completion.token_ids) for group in parts.rollouts(0).groups for rollout in group)
     yield "sampling", tokens / seconds(lambda: parts.rollouts(0)), "tokens/s"
     problems = config.eval.validation_problems * (1 + config.eval.num_samples)
     words = parts.policy.tokenizer
@@ -50,12 +50,12 @@ def figures() -> Iterator[tuple[str, float, str]]:
 def step_seconds(config: RunConfig) -> float:
     """One optimizer step on a rollout batch that is there."""
     parts = core.assemble(config)
-    groups = parts.rollouts(0)
+    groups = parts.rollouts(0).groups
 
     def step() -> None:
         batch, _ = core.prepare(config, parts, groups, 0)
         assert batch is not None
         for mini in core.minibatches(config, batch, 0):
-            core.update(config, parts, mini, 0, first=True)
+            core.update(config, parts, mini, 0)
 
     return seconds(step)

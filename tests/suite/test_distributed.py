@@ -336,6 +336,8 @@ def test_bad_numbers_are_refused_in_one_sentence(
 ) -> None:
     assert command_line(["train", "--nproc", "0"]) == 2
     assert capsys.readouterr().err == "suite: --nproc is 0 and must be at least 1\n"
+    assert command_line(["train", "--nproc", "2", "--rollout.engine", "vllm"]) == 2
+    assert "--nproc is 2 and rollout.engine is 'vllm', which takes one rank" in capsys.readouterr().err
     assert command_line(["run", "mini_sync", "--gpus-per-cell", "-1", "--dry-run"]) == 2
     assert "--gpus-per-cell is -1 and must be at least 0" in capsys.readouterr().err
     for have, words in (([], "no GPU"), (["a"], "1 GPU"), (["a", "b"], "2 GPUs")):
