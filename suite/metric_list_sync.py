@@ -9,7 +9,7 @@ _SYNC = "one value at a step with a sync, the initial load counted; vLLM only"
 SYNC = (
     Metric(
         "sync/logprob_gap",
-        "|log-prob in the engine − log-prob under the weights that were handed over|",
+        "distance between the log-prob in the engine and under the weights that were handed over",
         "nats",
         f"mean over the probes' tokens, or over tokens after a cached prefix where that is larger; {_SYNC}",
     ),
