@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+NOT_RUNNING = 3
+"""What `pg_ctl status` exits with."""
+
 
 class Server:
     """A PostgreSQL server of the test's own, on a port of its own."""
@@ -49,6 +52,10 @@ class Server:
         self._do("pg_ctl", "-D", str(self.folder), "-l", log, "-w", "-t", "300", "-o", options, "start")
 
     def stop(self) -> None:
+        """No server runs afterwards, also where it had ended by itself."""
+        asked = [str(self._binaries / "pg_ctl"), "-D", str(self.folder), "status"]
+        if subprocess.run(asked, capture_output=True, user=self._user, check=False).returncode == NOT_RUNNING:
+            return
         self._do("pg_ctl", "-D", str(self.folder), "-m", "immediate", "-w", "stop")
 
     def url(self, password: str = "s3cret", database: str = "postgres") -> str:
