@@ -116,7 +116,8 @@ def _kinds(config: RunConfig, part: Task) -> list[tuple[Sampling, int]]:
 
 def _requests(task: Task, asked: Sequence[tuple[Prompt, Key]], count: int) -> list[Request]:
     """`count` requests for each prompt; its key and the sample's number key the noise."""
-    return [Request(task.encode(prompt), (*key, number)) for prompt, key in asked for number in range(count)]
+    encoded = [(task.encode(prompt), key) for prompt, key in asked]
+    return [Request(ids, (*key, number)) for ids, key in encoded for number in range(count)]
 
 
 def _sample(
@@ -128,15 +129,17 @@ def _sample(
     count: int,
 ) -> list[list[Rollout]]:
     """`count` graded completions of each prompt."""
-    encoded = [task.encode(prompt) for prompt, _ in asked]
-    rows = [(place, number) for place in range(len(asked)) for number in range(count)]
-    completions = sampler.generate(_requests(task, asked, count), sampling)
+    requests = _requests(task, asked, count)
+    rows = [(prompt, number) for prompt, _ in asked for number in range(count)]
+    completions = sampler.generate(requests, sampling)
     texts = [decode(policy.tokenizer, completion.token_ids) for completion in completions]
     # graded once: a time limit or a judge need not say the same twice
-    verdicts = distributed.on_main(lambda: task.grade([asked[place][0] for place, _ in rows], texts))
+    verdicts = distributed.on_main(lambda: task.grade([prompt for prompt, _ in rows], texts))
     found = [
-        Rollout(asked[place][0], encoded[place], completion, text, verdict, verdict.reward, number, sampling.max_tokens)
-        for (place, number), completion, text, verdict in zip(rows, completions, texts, verdicts, strict=True)
+        Rollout(prompt, request.prompt_ids, completion, text, verdict, verdict.reward, number, sampling.max_tokens)
+        for (prompt, number), request, completion, text, verdict in zip(
+            rows, requests, completions, texts, verdicts, strict=True
+        )
     ]
     return [found[start : start + count] for start in range(0, len(found), count)]
 
