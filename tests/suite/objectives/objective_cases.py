@@ -17,6 +17,7 @@ import torch
 from suite.batch import Batch
 from suite.config import ObjectiveConfig, RunConfig, apply
 from suite.grading import Verdict
+from suite.objectives import build
 from suite.protocols import Completion, Prompt, Rollout
 
 Rows = list[list[float]]
@@ -30,6 +31,8 @@ MASK = [
     [1, 1, 0, 0, 0],
     [1, 1, 1, 1, 0],
 ]
+MASK_BT = torch.tensor(MASK, dtype=torch.bool)
+NONE = [[0.0] * len(row) for row in MASK]
 GROUP = [0, 0, 0, 0, 1, 1, 1]
 REWARDS = [1.0, 0.0, 1.0, 0.25, 0.5, 0.0, -0.75]
 BUDGET = 9
@@ -359,3 +362,15 @@ def policy_gradient_reference(
         out["loss/entropy"] = AGGREGATION_REFERENCES[mode](trained(entropy, mask))
         out["loss"] -= o.entropy_coef * out["loss/entropy"]
     return out
+
+
+def prepared(config: RunConfig, **changes: Any) -> tuple[Any, Batch]:
+    """The objective of a configuration, and the cases' batch as it is trained on."""
+    objective, batch = build(config), make_batch(**changes)
+    objective.prepare(batch)
+    return objective, batch
+
+
+def advantages(config: RunConfig) -> Rows:
+    """The advantages of the cases' rewards under a configuration."""
+    return advantage_reference(AdvantageCase(REWARDS, GROUP, MASK, NONE, config.objective, GREEDY, NONE))

@@ -15,6 +15,8 @@ from objective_cases import (
     KL_REFERENCES,
     LEARNER,
     MASK,
+    MASK_BT,
+    NONE,
     REF,
     REWARDS,
     SAMPLER,
@@ -34,9 +36,6 @@ from suite.batch import collate
 from suite.objectives import build
 from suite.objectives.advantages import ADVANTAGES, AdvantageInputs, advantages, whiten
 from suite.protocols import Completion
-
-MASK_BT = torch.tensor(MASK, dtype=torch.bool)
-NONE = [[0.0] * len(row) for row in MASK]
 
 
 def inputs_of(

@@ -10,6 +10,7 @@ from objective_cases import (
     BUDGET,
     LOGPROBS,
     MASK,
+    MASK_BT,
     poisoned,
     reference_for,
     tensor,
@@ -17,8 +18,6 @@ from objective_cases import (
 )
 
 from suite.objectives.aggregation import AGGREGATIONS, Counts, keep
-
-MASK_BT = torch.tensor(MASK, dtype=torch.bool)
 
 
 def in_parts(mode: str, values: torch.Tensor, mask_BT: torch.Tensor, size: int) -> torch.Tensor:

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from objective_cases import BAD, CORRECT, LOGPROBS, MASK, make_batch, make_config, poisoned, step, tensor
+from objective_cases import BAD, CORRECT, LOGPROBS, MASK, MASK_BT, make_batch, make_config, poisoned, step, tensor
 
 from suite.objectives import AGGREGATIONS, build
 from suite.objectives.controllers import EntropyCoefficient, MovingBaseline, PenaltyCoefficient
-
-MASK_BT = torch.tensor(MASK, dtype=torch.bool)
 
 
 def test_the_moving_baseline_by_hand() -> None:

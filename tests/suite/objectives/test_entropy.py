@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from objective_cases import ENTROPY, MASK, make_batch, make_config, step, tensor
+from objective_cases import ENTROPY, MASK, MASK_BT, make_batch, make_config, step, tensor
 
 from suite.objectives import AGGREGATIONS, build
 from suite.objectives.entropy import EntropyTerm
-
-MASK_BT = torch.tensor(MASK, dtype=torch.bool)
 
 
 def prepared(**options: Any) -> tuple[Any, Any]:

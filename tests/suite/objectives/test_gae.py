@@ -7,14 +7,13 @@ import random
 
 import pytest
 import torch
-from objective_cases import BAD, MASK, gae_reference, make_batch, make_config, poisoned, rows, tensor
+from objective_cases import BAD, MASK, MASK_BT, gae_reference, make_batch, make_config, poisoned, rows, tensor
 
 from suite.objectives import ADVANTAGES, build
 from suite.objectives.advantages import AdvantageInputs
 from suite.objectives.gae import gae, length_adaptive_lambda, value_targets
 
 VALUES, TOKEN_REWARDS = rows(11, -1.0, 2.0), rows(12, -0.5, 0.5)
-MASK_BT = torch.tensor(MASK, dtype=torch.bool)
 
 
 def spread(per_row: list[list[float]]) -> torch.Tensor:

@@ -15,37 +15,32 @@ from fakes import small, trained
 from objective_cases import (
     BAD,
     ENTROPY,
-    GREEDY,
-    GROUP,
     LEARNER,
     LOGPROBS,
     MASK,
+    MASK_BT,
     REF,
-    REWARDS,
     SAMPLER,
-    AdvantageCase,
     Rows,
-    advantage_reference,
+    advantages,
     make_batch,
     make_config,
     mean,
     numeric_gradient,
     poisoned,
     policy_gradient_reference,
+    prepared,
     reference_for,
     step,
     tensor,
 )
 from objective_cases import trained as kept
 
-from suite.batch import Batch
 from suite.config import ObjectiveConfig, RunConfig
 from suite.objectives import AGGREGATIONS, IMPORTANCE_SAMPLING_MODES, TRUST_REGIONS, build
 from suite.rollout.in_process import InProcessSampler
 
 LOW, HIGH = 0.4, 1.6
-MASK_BT = torch.tensor(MASK, dtype=torch.bool)
-NONE = [[0.0] * len(row) for row in MASK]
 MODES = [name for name in IMPORTANCE_SAMPLING_MODES if name != "none"]
 
 
@@ -96,16 +91,6 @@ def reference(mode: str, learner: Rows) -> tuple[Rows, dict[str, float]]:
 def configured(mode: str, **options: Any) -> RunConfig:
     bounds = {"importance_sampling_clip_min": LOW, "importance_sampling_clip_max": HIGH} if mode != "none" else {}
     return make_config(importance_sampling_mode=mode, **bounds, **options)
-
-
-def prepared(config: RunConfig, **changes: Any) -> tuple[Any, Batch]:
-    objective, batch = build(config), make_batch(**changes)
-    objective.prepare(batch)
-    return objective, batch
-
-
-def advantages(config: RunConfig) -> Rows:
-    return advantage_reference(AdvantageCase(REWARDS, GROUP, MASK, NONE, config.objective, GREEDY, NONE))
 
 
 @pytest.mark.parametrize(("mode", "region", "aggregation"), list(itertools.product(MODES, TRUST_REGIONS, AGGREGATIONS)))

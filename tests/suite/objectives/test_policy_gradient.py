@@ -12,45 +12,28 @@ import torch
 from objective_cases import (
     BAD,
     ENTROPY,
-    GREEDY,
-    GROUP,
     LEARNER,
     LOGPROBS,
     MASK,
+    MASK_BT,
     REF,
-    REWARDS,
     SAMPLER,
     VALUES,
-    AdvantageCase,
     Rows,
-    advantage_reference,
+    advantages,
     make_batch,
     make_config,
     make_rollout,
     numeric_gradient,
     poisoned,
     policy_gradient_reference,
+    prepared,
     step,
     tensor,
 )
 
-from suite.batch import Batch
-from suite.config import RunConfig, apply
+from suite.config import apply
 from suite.objectives import AGGREGATIONS, KL_ESTIMATORS, TRUST_REGIONS, build, ratio_is_one, resolve_ratio_reference
-
-MASK_BT = torch.tensor(MASK, dtype=torch.bool)
-NONE = [[0.0] * len(row) for row in MASK]
-
-
-def prepared(config: RunConfig, **changes: Any) -> tuple[Any, Batch]:
-    objective, batch = build(config), make_batch(**changes)
-    objective.prepare(batch)
-    return objective, batch
-
-
-def advantages(config: RunConfig) -> Rows:
-    return advantage_reference(AdvantageCase(REWARDS, GROUP, MASK, NONE, config.objective, GREEDY, NONE))
-
 
 SLOTS = list(itertools.product(AGGREGATIONS, TRUST_REGIONS, ["none", "loss"], [0.0, 0.05], ["learner", "generator"]))
 

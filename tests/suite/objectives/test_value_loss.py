@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from objective_cases import BAD, MASK, numeric_gradient, poisoned, rows, tensor
+from objective_cases import BAD, MASK, MASK_BT, numeric_gradient, poisoned, rows, tensor
 
 from suite.objectives.value_loss import value_loss
 
 VALUES, OLD, RETURNS = rows(21, -1.0, 1.0), rows(22, -1.0, 1.0), rows(23, -1.5, 1.5)
-MASK_BT = torch.tensor(MASK, dtype=torch.bool)
 TOKENS = float(sum(map(sum, MASK)))
 
 
