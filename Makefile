@@ -45,14 +45,15 @@ vllm-cpu vllm-gpu: vllm-%: $(VENV)/.installed-vllm-%
 report: $(VENV)/.installed
 	$(BIN)/suite report $(STUDY)
 
-$(VENV)/.installed: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo "installing into $(VENV): about two minutes, once"
 	$(PIP_INSTALL) --editable .
 	touch $@
 
-$(VENV)/.installed-dev: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo "installing into $(VENV), what tests need too: about three minutes, once"
 	$(PIP_INSTALL) --editable ".[dev]"
 	touch $(VENV)/.installed $@

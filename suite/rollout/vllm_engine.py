@@ -136,12 +136,14 @@ class Engine:
 
     def words(self) -> str:
         """What vLLM said last: the last error in its log, else its last lines."""
-        try:
-            lines = (self.place / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return ""
+        lines = self._log().splitlines()
         errors = [line for line in lines if re.match(r"(\[rank\d+\]: )?\w*(\.\w+)*(Error|Exception)\b", line)]
         return "\n".join(errors[-1:] or [line for line in lines if line.strip()][-3:])
+
+    def _log(self) -> str:
+        """vLLM's log so far; empty once the engine is closed, which removes it."""
+        path = self.place / "log.txt"
+        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
     def close(self) -> None:
         """End the engine and remove what it left in shared memory."""
@@ -189,11 +191,8 @@ class Engine:
 
     def close_with_log(self) -> None:
         """Close, after copying vLLM's log to this process's standard error, which a sweep keeps with the cell."""
-        try:
-            text = (self.place / "log.txt").read_text(encoding="utf-8", errors="replace")
+        if text := self._log():
             print(text[-20_000:], file=sys.stderr, flush=True)
-        except OSError:
-            pass
         self.close()
 
 

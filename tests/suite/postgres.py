@@ -37,11 +37,14 @@ class Server:
             "initdb", "-D", str(folder), "-A", "scram-sha-256", "-U", "u", f"--pwfile={folder.parent / 'pw'}", "-N"
         )
 
-    def _do(self, program: str, *arguments: str) -> None:
+    def _run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(self._binaries / program), *arguments]
-        done = subprocess.run(
+        return subprocess.run(
             command, check=False, capture_output=True, text=True, user=self._user, cwd=self.folder.parent
         )
+
+    def _do(self, program: str, *arguments: str) -> None:
+        done = self._run(program, *arguments)
         log = self.folder.parent / "log"
         told = log.read_text(errors="replace")[-3000:] if log.is_file() else ""
         assert done.returncode == 0, f"{program} ended with {done.returncode}: {done.stdout}{done.stderr}\n{told}"
@@ -53,8 +56,7 @@ class Server:
 
     def stop(self) -> None:
         """No server runs afterwards, also where it had ended by itself."""
-        asked = [str(self._binaries / "pg_ctl"), "-D", str(self.folder), "status"]
-        if subprocess.run(asked, capture_output=True, user=self._user, check=False).returncode == NOT_RUNNING:
+        if self._run("pg_ctl", "-D", str(self.folder), "status").returncode == NOT_RUNNING:
             return
         self._do("pg_ctl", "-D", str(self.folder), "-m", "immediate", "-w", "stop")
 
