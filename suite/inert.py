@@ -69,7 +69,7 @@ def _engine(config: RunConfig) -> Changes:
     if config.rollout.source == "external":
         why = "given pairs are not sampled"
         return {f"rollout.{name}": (_DEFAULTS[f"rollout.{name}"], why) for name in ("engine", "engine_dtype")}
-    if config.rollout.engine == "vllm" and config.rollout.engine_dtype == config.model.dtype:
+    if config.rollout.engine != "in_process" and config.rollout.engine_dtype == config.model.dtype:
         return {"rollout.engine_dtype": ("auto", f"auto is {config.model.dtype} here")}
     return {}
 

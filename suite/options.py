@@ -133,8 +133,15 @@ def registries() -> dict[str, Registry[Any]]:
     }
 
 
-_ENGINE = ("engine_dtype", "tensor_parallel_size", "memory_share", "prefix_caching", "max_model_len")
-"""Options of a vLLM engine."""
+_ENGINES = {
+    "in_process": frozenset[str](),
+    "vllm": frozenset(
+        ("engine_dtype", "tensor_parallel_size", "memory_share", "prefix_caching", "max_model_len", "transfer",
+         "transfer_folder", "sleep")
+    ),
+    "vllm_server": frozenset(("engine_dtype", "server_url", "transfer", "transfer_folder")),
+}  # fmt: skip
+"""What each `rollout.engine` reads of the section."""
 
 
 @functools.cache
@@ -168,8 +175,8 @@ def reads(config: RunConfig) -> frozenset[str]:
     loop -= {"rollout.reference_sync"} | ({"rollout.fixed_batches"} if config.rollout.source != "fixed" else set())
     loop -= set() if config.rollout.dynamic_sampling else {"rollout.max_gen_batches"}
     loop -= set() if config.model.path.startswith(FROM_ARM) else {"model.parent", "model.folder"}
-    if config.rollout.engine != "vllm" or config.rollout.source == "external":
-        loop -= {f"rollout.{name}" for name in _ENGINE}
+    engine = "in_process" if config.rollout.source == "external" else config.rollout.engine
+    loop -= {f"rollout.{name}" for name in frozenset().union(*_ENGINES.values()) - _ENGINES[engine]}
     loop |= {"task.name", "reward.shaping"}
     shaping, objective = table["reward.shaping"].entry(config.reward.shaping), objective_reads(config)
     # where prompts never repeat, or nothing is referred to, there is nothing to keep

@@ -77,12 +77,22 @@ class TaskConfig:
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    engine: Literal["in_process", "vllm"] = "in_process"
-    """What samples: a second copy of the weights in the learner's process, or a vLLM engine in a process of its own."""
+    engine: Literal["in_process", "vllm", "vllm_server"] = "in_process"
+    """What samples: a second copy of the weights in the learner's process; a vLLM engine in a process of its own that
+    shares the learner's devices; or one that `suite serve` runs elsewhere."""
+    server_url: str = _execution("")
+    """For `vllm_server`: where `suite serve` listens, as `http://node7:8000`."""
     engine_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """For `vllm`: precision of the engine's weights; `auto` = that of `model.dtype`."""
+    """For `vllm` and `vllm_server`: precision of the engine's weights; `auto` = that of `model.dtype`."""
+    transfer: Literal["auto", "file", "ipc", "nccl"] = _execution("auto")
+    """How an engine is given weights: through a safetensors file, or between GPUs through vLLM's weight transfer, `ipc`
+    for `vllm` and `nccl` for `vllm_server`. `auto` = the latter on GPUs, `file` elsewhere."""
+    transfer_folder: str = _execution("")
+    """For `transfer = file`: where the file lies, which engine and learner must both see; empty = in shared memory."""
+    sleep: bool = _execution(False)
+    """For `vllm` on a GPU: free the engine's memory while the learner learns. A window is then generated as a whole."""
     tensor_parallel_size: int = _execution(1)
-    """For `vllm`: devices that share one engine."""
+    """For `vllm`: devices that share one engine; with several ranks, an engine spans the GPUs of so many of them."""
     memory_share: float = _execution(0.0)
     """For `vllm`: share of a GPU's memory that the engine may use, weights included; on a CPU, of the machine's memory
     for its key-value cache. 0 = 0.4 of a GPU, 0.03 of a machine."""
@@ -93,7 +103,7 @@ class RolloutConfig:
     budget, as far as the model goes."""
     window_rollouts: int = _execution(0)
     """Most rollouts generated in one call where several batches come from the same weights (s > U); 0 = 4096 for
-    `vllm`, and batch by batch in process, where a call for more saves nothing."""
+    `vllm` and `vllm_server`, and batch by batch in process, where a call for more saves nothing."""
     num_prompts: int = 32
     """Prompts per rollout batch, P."""
     num_generations: int = 8

@@ -18,11 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-Asked = tuple[tuple[int, ...], int]
-"""Prompt ids, and the seed of the request's own noise."""
-
-Answered = tuple[tuple[int, ...], tuple[float, ...]]
-"""Token ids and their processed log-probs."""
+from suite.rollout.remote import Answered, Asked
 
 READY, ANSWER, PART, FAILED = "ready", "answer", "part", "failed"
 """What a message from here is: started; an answer; a finished batch of a generation; an error, in vLLM's words."""

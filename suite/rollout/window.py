@@ -12,8 +12,8 @@ from suite.protocols import Completion, Generator, Request, Sampling
 Plan = Callable[[int], list[tuple[Sampling, list[Request]]]]
 """Rollout batch number -> what it asks the generator for."""
 
-VLLM_ROLLOUTS = 4096
-"""`rollout.window_rollouts = 0` for vLLM."""
+ENGINE_ROLLOUTS = 4096
+"""`rollout.window_rollouts = 0` for an engine out of this process."""
 
 
 def window(config: RunConfig, batch: int, most: int) -> range:
@@ -53,7 +53,7 @@ class Ahead:
         if batch < self._until:
             return
         rollout = self._config.rollout
-        limit = rollout.window_rollouts or (VLLM_ROLLOUTS if rollout.engine == "vllm" else 0)
+        limit = rollout.window_rollouts or (0 if rollout.engine == "in_process" else ENGINE_ROLLOUTS)
         batches = window(self._config, batch, max(limit // (rollout.num_prompts * rollout.num_generations), 1))
         self._kept, self._until = {}, batches.stop
         self._coming = self._generate(batches) if len(batches) > 1 else iter(())

@@ -20,6 +20,7 @@ FREE_TEXT = {
     *("task.rejected_column", "task.template", "task.numina_source", "task.wildchat_source", "task.reward_model"),
     *("task.mixture", "task.lengths", "task.pair_rules"),
     *("judge.url", "judge.model", "judge.template", "judge.api_key_env"),
+    *("rollout.server_url", "rollout.transfer_folder"),
 }
 
 
@@ -61,6 +62,10 @@ def test_every_option_that_computes_enters_and_execution_options_do_not():
         "rollout.prefix_caching",
         "rollout.max_model_len",
         "rollout.window_rollouts",
+        "rollout.server_url",
+        "rollout.transfer",
+        "rollout.transfer_folder",
+        "rollout.sleep",
         "model.folder",
         "model.attention",
         "train.export_model",
