@@ -27,7 +27,7 @@ PATIENCE = timedelta(hours=1)
 
 
 class Abandoned(RuntimeError):
-    """Rank 0 failed; its own words are the reason."""
+    """Another rank failed; its own words are the reason."""
 
 
 def size() -> int:
@@ -100,6 +100,27 @@ def on_main(compute: Callable[[], T]) -> T:
     done, value = box[0]
     if not done:
         raise Abandoned(str(value))
+    return value  # type: ignore[return-value]
+
+
+def together(compute: Callable[[], T]) -> T:
+    """What `compute` gives on this rank, once every rank has its own. All ranks must call it.
+
+    An error on a rank is raised there as it is, and as Abandoned on the others.
+    """
+    if size() == 1:
+        return compute()
+    value: T | None = None
+    failed: BaseException | None = None
+    try:
+        value = compute()
+    except BaseException as error:  # noqa: BLE001 - raised below, once the others know
+        failed = error
+    words = gathered("" if failed is None else f"{type(failed).__name__}: {failed}")
+    if failed is not None:
+        raise failed
+    if any(words):
+        raise Abandoned(next(filter(None, words)))
     return value  # type: ignore[return-value]
 
 

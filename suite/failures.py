@@ -19,6 +19,8 @@ _NAMES: dict[str, Kind] = {
     "NonFiniteLoss": "not finite",
     "MemoryError": "out of memory",
     "OutOfMemoryError": "out of memory",
+    "EngineDied": "engine",
+    "SyncError": "engine",
 }
 _PLACES: tuple[tuple[str, Kind], ...] = (("suite/grading", "grader"), ("suite/rollout/", "engine"))
 

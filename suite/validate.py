@@ -228,6 +228,18 @@ def _check_learner(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _check_engine(config: RunConfig) -> Iterator[str]:
+    rollout = config.rollout
+    if rollout.engine == "vllm_server" and rollout.source != "external" and not rollout.server_url:
+        yield "rollout.server_url is empty; rollout.engine = 'vllm_server' needs the address of a `suite serve`"
+    fitting = {"ipc": "vllm", "nccl": "vllm_server"}.get(rollout.transfer, rollout.engine)
+    if "rollout.transfer" in reads(config) and fitting != rollout.engine:
+        yield (
+            f"rollout.transfer is {rollout.transfer!r}, which is for rollout.engine = {fitting!r}; with "
+            f"{rollout.engine!r} it must be 'auto', 'file' or {'nccl' if fitting == 'vllm' else 'ipc'!r}"
+        )
+
+
 def _check_importance_sampling(config: RunConfig) -> Iterator[str]:
     from suite.objectives import resolve_ratio_reference
 
@@ -289,6 +301,7 @@ _CLASHES: tuple[Callable[[RunConfig], Iterator[str]], ...] = (
     _check_task,
     _check_group,
     _check_objective,
+    _check_engine,
     _check_importance_sampling,
     _check_critic,
     _check_learner,

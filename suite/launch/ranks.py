@@ -21,6 +21,8 @@ from typing import Any
 
 from suite.config import RunConfig, to_json
 from suite.launch.machine import cores
+from suite.rollout.sync import SyncError
+from suite.rollout.vllm_engine import EngineDied
 from suite.run import Interrupted, NonFiniteLoss, Progress, RunInfo
 
 LOOK_S = 0.1
@@ -36,6 +38,8 @@ _RAISED: dict[str, type[Exception]] = {
     "NonFiniteLoss": NonFiniteLoss,
     "MemoryError": MemoryError,
     "OutOfMemoryError": MemoryError,
+    "EngineDied": EngineDied,
+    "SyncError": SyncError,
 }
 
 
@@ -51,9 +55,13 @@ def check(nproc: int, option: str = "--nproc") -> None:
 
 
 def check_engine(config: RunConfig, nproc: int, option: str = "--nproc") -> None:
-    """Raises ValueError for several ranks with an engine beside the learner: each rank would start one of its own."""
-    if nproc > 1 and config.rollout.engine != "in_process":
-        raise ValueError(f"{option} is {nproc} and rollout.engine is {config.rollout.engine!r}, which takes one rank")
+    """Raises ValueError for ranks that cannot be shared out among engines, each of which spans the GPUs of some."""
+    span = config.rollout.tensor_parallel_size
+    if nproc > 1 and config.rollout.engine == "vllm" and nproc % span:
+        raise ValueError(
+            f"{option} is {nproc} and must be a multiple of rollout.tensor_parallel_size, {span}: an engine shares the "
+            "GPUs of so many ranks"
+        )
 
 
 def run(

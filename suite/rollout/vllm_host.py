@@ -20,6 +20,17 @@ if TYPE_CHECKING:
 
 from suite.rollout.remote import Answered, Asked
 
+WEIGHTS, CACHE = ("weights",), ("kv_cache",)
+"""Parts of a sleeping engine's memory, as vLLM calls them."""
+
+OF_WEIGHTS = frozenset(
+    ("fingerprint", "reload", "derive", "init_weight_transfer_engine", "shutdown_weight_transfer_engine",
+     "start_weight_update", "update_weights", "finish_weight_update")
+)  # fmt: skip
+"""Requests that need no keys and values."""
+
+REQUESTS = OF_WEIGHTS | {"forget", "probe", "generate", "rest", "world_size"}
+
 READY, ANSWER, PART, FAILED = "ready", "answer", "part", "failed"
 """What a message from here is: started; an answer; a finished batch of a generation; an error, in vLLM's words."""
 
@@ -47,7 +58,7 @@ def repack(model: torch.nn.Module) -> None:
 
 
 class Host:
-    """One engine and what may be asked of it; every public method is a request by its name."""
+    """One engine and what may be asked of it; every public method is a request by its name. It wakes for any."""
 
     def __init__(
         self, connection: Connection, send: Callable[[tuple[str, Any]], object], options: dict[str, Any]
@@ -56,7 +67,12 @@ class Host:
         from vllm.platforms import current_platform
 
         self._connection, self._send, self._cpu = connection, send, current_platform.is_cpu()
-        share = options.pop("memory_share")
+        share, transfer, sleep = (options.pop(name) for name in ("memory_share", "transfer", "sleep"))
+        if transfer != "file":
+            options["weight_transfer_config"] = {"backend": transfer}
+        if sleep:
+            options["enable_sleep_mode"] = True
+        self._asleep: tuple[str, ...] = ()
         if self._cpu:
             memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
             options |= {"kv_cache_memory_bytes": int((share or 0.03) * memory), "block_size": 32}
@@ -66,6 +82,43 @@ class Host:
             **options, skip_tokenizer_init=True, logprobs_mode="processed_logprobs", seed=0, enforce_eager=self._cpu,
             disable_log_stats=True,
         )  # fmt: skip
+
+    def answer(self, name: str, arguments: Sequence[Any]) -> Any:
+        """What the request of that name gives."""
+        if name not in REQUESTS:
+            raise ValueError(f"there is no request {name!r}")
+        self._wake(WEIGHTS if name in OF_WEIGHTS else (*WEIGHTS, *CACHE))
+        return getattr(self, name)(*arguments)
+
+    def _wake(self, parts: Sequence[str]) -> None:
+        if due := [part for part in parts if part in self._asleep]:
+            self._llm.wake_up(tags=due)
+            self._asleep = tuple(part for part in self._asleep if part not in due)
+
+    def rest(self) -> None:
+        """Free the memory of the GPU until the next request: weights go to host memory, keys and values are dropped."""
+        self._llm.sleep(level=1)
+        self._asleep = (*WEIGHTS, *CACHE)
+
+    def world_size(self) -> int:
+        """How many workers the engine has."""
+        return int(self._llm.llm_engine.vllm_config.parallel_config.world_size)
+
+    def init_weight_transfer_engine(self, info: dict[str, Any]) -> None:
+        """See vLLM's weight transfer, also for the next four."""
+        self._llm.init_weight_transfer_engine({"init_info": info})
+
+    def shutdown_weight_transfer_engine(self) -> None:
+        self._llm.shutdown_weight_transfer_engine()
+
+    def start_weight_update(self) -> None:
+        self._llm.start_weight_update()
+
+    def update_weights(self, info: dict[str, Any]) -> None:
+        self._llm.update_weights({"update_info": info})
+
+    def finish_weight_update(self) -> None:
+        self._llm.finish_weight_update()
 
     def fingerprint(self) -> tuple[dict[str, list[tuple[str, int]]], dict[str, list[str]]]:
         """Checksums of the tensors that the engine computes with, worker by worker, and what is fused of what."""
@@ -113,16 +166,22 @@ class Host:
         for batch in batches:
             ends.append((ends[-1] if ends else 0) + len(batch))
         done = dict[int, Answered]()
+
+        def hand_out() -> None:
+            nonlocal sent
+            first = ends[sent - 1] if sent else 0
+            while sent < len(ends) and all(place in done for place in range(first, ends[sent])):
+                self._send((PART, [done.pop(place) for place in range(first, ends[sent])]))
+                sent, first = sent + 1, ends[sent]
+
+        hand_out()  # an engine of several may have no share of a batch
         for place, output in self._outputs(flat, {**sampling, "logprobs": 0}):
             (best,) = output.outputs
             if best.finish_reason not in ("stop", "length"):
                 raise RuntimeError(f"vLLM ended a request with {best.finish_reason!r}")
             ids = tuple(best.token_ids)
             done[place] = ids, tuple(row[token].logprob for token, row in zip(ids, best.logprobs, strict=True))
-            first = ends[sent - 1] if sent else 0
-            while sent < len(ends) and all(place in done for place in range(first, ends[sent])):
-                self._send((PART, [done.pop(place) for place in range(first, ends[sent])]))
-                sent, first = sent + 1, ends[sent]
+            hand_out()
 
     def _run(self, asked: Sequence[Asked], sampling: dict[str, Any]) -> list[Any]:
         found = dict(self._outputs(asked, sampling))
@@ -164,7 +223,7 @@ def serve(connection: Connection) -> None:
             send((READY, None))
             while True:
                 name, arguments = connection.recv()
-                send((ANSWER, getattr(host, name)(*arguments)))
+                send((ANSWER, host.answer(name, arguments)))
         except EOFError:
             return
         except Exception as error:

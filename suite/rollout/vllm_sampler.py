@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from suite import distributed
 from suite.protocols import Completion, Request, Sampling
 from suite.randomness import generator
+from suite.rollout.remote import Answered, Remote
 from suite.rollout.sync import FOLLOWING, SyncError, Verifier, score
-from suite.rollout.vllm_engine import Answered, Engine
-
-FILE = "model.safetensors"
+from suite.rollout.transfer import Transfer
 
 
 def request_seed(request: Request) -> int:
@@ -27,51 +27,77 @@ class VllmSampler:
     """Draws completions from an engine; its weights change only in `load`, which proves that they are the given ones.
 
     `model` serves for scoring probes under the weights that are handed over; it stays as it is.
+
+    With several ranks, the first of every `span` leads an engine, and `engine` is None on the others. All must make the
+    same calls: each engine computes every n-th completion, and all ranks get all of them.
     """
 
     def __init__(
-        self, engine: Engine, model: PreTrainedModel, *, stop_ids: Iterable[int], probes: Sequence[tuple[int, ...]]
-    ) -> None:
+        self, engine: Remote | None, transfer: Transfer, model: PreTrainedModel, *, dtype: str, max_model_len: int,
+        stop_ids: Iterable[int], probes: Sequence[tuple[int, ...]], span: int = 1, sleeps: bool = False,
+    ) -> None:  # fmt: skip
         self.version = -1
-        self._engine, self._model, self._probes = engine, model, tuple(probes)
-        self._stop_ids = sorted(stop_ids)
-        self._verifier = Verifier(engine.settings.dtype)
+        self._engine, self._transfer, self._model, self._probes = engine, transfer, model, tuple(probes)
+        self._stop_ids, self._limit, self._span = sorted(stop_ids), max_model_len, span
+        self._sleeps, self._asleep = sleeps, False
+        self._verifier = Verifier(dtype)
         self._measured: dict[str, float] = {}
-        if not engine.comparable:
-            held, fused = engine.ask("fingerprint")
-            try:
-                engine.comparable = self._verifier.calibrate(held, fused, model.state_dict())
-            except SyncError:
-                engine.close()
-                raise
+        distributed.together(self._calibrate)
+
+    def _calibrate(self) -> None:
+        if self._engine is None or self._engine.comparable:
+            return
+        held, fused = self._engine.ask("fingerprint")
+        try:
+            self._engine.comparable = self._verifier.calibrate(held, fused, self._model.state_dict())
+        except SyncError:
+            self._engine.close()
+            raise
 
     def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """Hand weights over and prove that they arrived. Raises SyncError, and ends the engine, if they did not."""
         began = time.perf_counter()
+        self._waking()
+        plain = {name: weights[name] for name in dict.fromkeys(self._aliases(weights).values())}
         try:
-            if self.version >= 0:
-                self._verifier.unchanged(self._engine.ask("fingerprint")[0])
-            size = self._write(weights)
-            self._engine.ask("reload", str(self._engine.place / "weights"))
-            self._engine.ask("derive")
-            self._engine.ask("forget")
-            held, fused = self._engine.ask("fingerprint")
-            seen = self._engine.ask("probe", self._probes, FOLLOWING)
-            scores = score(self._model, weights, self._probes)
-            gap = self._verifier.check(version, weights, scores, seen, held, fused, self._engine.comparable)
+            distributed.together(self._unchanged)
+            size = self._transfer.send(plain)
+            gap = distributed.together(lambda: self._verified(weights, version))
         except Exception:
-            self._engine.close()
+            if self._engine:
+                self._engine.close()
             raise
         self.version = version
+        gap = distributed.merged({}, {"gap": gap})[1]["gap"]
         seconds = time.perf_counter() - began
         self._measured = {"sync/logprob_gap": gap, "sync/seconds": seconds, "sync/bytes": float(size)}
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """The weights that it samples from; unless a window is under way, proven to be in the engine still."""
-        if not self._engine.generating:
+    def _unchanged(self) -> None:
+        if self._engine and self.version >= 0:
             self._verifier.unchanged(self._engine.ask("fingerprint")[0])
-        found = load_file(self._engine.place / "weights" / FILE)
-        return {name: found[first] for name, first in self._aliases(self._model.state_dict()).items()}
+
+    def _verified(self, weights: Mapping[str, torch.Tensor], version: int) -> float:
+        """The distance of the log-probs on this rank's engine, nats; 0 where it leads none."""
+        engine = self._engine
+        if engine is None:
+            return 0.0
+        engine.ask("derive")
+        engine.ask("forget")
+        held, fused = engine.ask("fingerprint")
+        seen = engine.ask("probe", self._probes, FOLLOWING)
+        scores = score(self._model, weights, self._probes)
+        return self._verifier.check(version, weights, scores, seen, held, fused, engine.comparable)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The weights that it samples from; proven to be in the engine still, unless it sleeps or is at a window.
+
+        Nothing on a rank that does not keep them.
+        """
+        if self._engine and not self._engine.generating and not self._asleep:
+            self._unchanged()
+        found = self._transfer.given()
+        names = self._aliases(self._model.state_dict()) if found else {}
+        return {name: found[first] for name, first in names.items()}
 
     def measured(self) -> dict[str, float]:
         """What the last load took and showed, once."""
@@ -84,35 +110,55 @@ class VllmSampler:
         return [completion for batch in self.window([requests], sampling) for completion in batch]
 
     def window(self, batches: Sequence[Sequence[Request]], sampling: Sampling) -> Iterator[list[Completion]]:
-        """The completions of several batches from one engine call, each as soon as it is complete."""
-        limit = self._engine.settings.max_model_len
+        """The completions of several batches from one engine call, each as soon as it is complete.
+
+        An engine that sleeps while the learner learns completes them all first.
+        """
         longest = max((len(request.prompt_ids) for batch in batches for request in batch), default=0)
-        if longest + sampling.max_tokens > limit:
+        if longest + sampling.max_tokens > self._limit:
             raise ValueError(
                 f"a prompt of {longest} tokens and a completion budget of {sampling.max_tokens} exceed the engine's "
-                f"{limit} tokens; raise rollout.max_model_len or lower the budget"
+                f"{self._limit} tokens; raise its limit (rollout.max_model_len, for a server --max-model-len) or lower "
+                "the budget"
             )
-        asked = [[(request.prompt_ids, request_seed(request)) for request in batch] for batch in batches]
         options: dict[str, Any] = {
             "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k,
             "max_tokens": sampling.max_tokens, "stop_token_ids": self._stop_ids,
         }  # fmt: skip
-        for answered in self._engine.stream(asked, options):
+        self._waking()
+        found = self._answers(batches, options)
+        if self._sleeps:
+            found = iter(list(found))
+            self._rest()
+        for answered in found:
             yield [self._completion(one) for one in answered]
+
+    def _answers(self, batches: Sequence[Sequence[Request]], options: dict[str, Any]) -> Iterator[list[Answered]]:
+        """The batches' answers from all engines, each of which has its share of every batch."""
+        engines, number = distributed.size() // self._span, distributed.rank() // self._span
+        answers: Iterator[list[Answered]] = repeat([])
+        if self._engine:
+            shares = [batch[number::engines] for batch in batches]
+            asked = [[(request.prompt_ids, request_seed(request)) for request in share] for share in shares]
+            answers = self._engine.stream(asked, options)
+        for batch in batches:
+            parts = distributed.gathered(distributed.together(lambda: next(answers)))
+            yield [parts[place % engines * self._span][place // engines] for place in range(len(batch))]
 
     def _completion(self, answered: Answered) -> Completion:
         ids, logprobs = answered
         return Completion(ids, logprobs, "stop" if ids[-1] in self._stop_ids else "length", self.version)
 
-    def _write(self, weights: Mapping[str, torch.Tensor]) -> int:
-        """One safetensors file in the engine's dtype, in shared memory; its size in bytes. A tied tensor goes once."""
-        dtype = getattr(torch, self._engine.settings.dtype)
-        names = dict.fromkeys(self._aliases(weights).values())
-        folder = self._engine.place / "weights"
-        folder.mkdir(exist_ok=True)
-        plain = {name: weights[name].detach().to("cpu", dtype).contiguous() for name in names}
-        save_file(plain, folder / FILE)
-        return (folder / FILE).stat().st_size
+    def _rest(self) -> None:
+        if self._sleeps and self._engine:
+            self._engine.ask("rest")
+        self._asleep = self._sleeps
+
+    def _waking(self) -> None:
+        """Before the engine takes its memory again, which it does when it is asked: leave it what is not in use."""
+        if self._asleep:
+            torch.cuda.empty_cache()
+        self._asleep = False
 
     def _aliases(self, weights: Mapping[str, torch.Tensor]) -> dict[str, str]:
         """Every name and the first name of the same tensor: tied weights are one."""

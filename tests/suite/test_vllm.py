@@ -30,6 +30,7 @@ from suite.rewards import SHAPINGS
 from suite.rollout import vllm_engine
 from suite.rollout.in_process import processed_logprobs
 from suite.rollout.sync import SyncError
+from suite.rollout.transfer import SHARED_MEMORY, FileTransfer, private_folder
 from suite.rollout.vllm_engine import Engine, EngineDied, Settings, architecture, release_all
 from suite.rollout.vllm_sampler import VllmSampler
 from suite.run import Interrupted
@@ -106,6 +107,8 @@ class Rig:
         assert isinstance(parts.generator, VllmSampler)
         self.policy, self.sampler, self.engine = parts.policy, parts.generator, parts.generator._engine
         self.in_process = parts.evaluator
+        assert isinstance(parts.generator._transfer, FileTransfer)
+        self.transfer = parts.generator._transfer
         monkeypatch.setattr(self.engine, "close", lambda: None)
 
     def move(self, size: float) -> None:
@@ -220,7 +223,7 @@ def test_stop_tokens_and_the_budget_give_the_right_reason(rig: Rig) -> None:
         assert stop not in completion.token_ids[:-1]
         assert ended or len(completion.token_ids) == 6
     assert {completion.finish_reason for completion in found} == {"stop", "length"}
-    with pytest.raises(ValueError, match=r"raise rollout\.max_model_len or lower the budget"):
+    with pytest.raises(ValueError, match=r"rollout\.max_model_len, for a server --max-model-len\) or lower"):
         rig.sampler.generate(asked, Sampling(1.0, 1.0, 0, 500))
 
 
@@ -241,8 +244,8 @@ def writing(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
     """Something else than the weights is written to the file."""
 
     def sabotage(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-        plain = rig.sampler._write
-        monkeypatch.setattr(rig.sampler, "_write", lambda weights: plain(change(dict(weights))))
+        plain = rig.transfer.write
+        monkeypatch.setattr(rig.transfer, "write", lambda weights: plain(change(dict(weights))))
 
     return sabotage
 
@@ -284,8 +287,8 @@ def test_a_sabotaged_sync_is_caught_and_an_honest_one_mends_it(
 def test_weights_that_change_between_syncs_are_caught(rig: Rig, tied: Path) -> None:
     assert rig.sampler.weights().keys() == rig.policy.model.state_dict().keys()
     rig.move(1e-6)
-    rig.sampler._write(rig.policy.model.state_dict())
-    rig.engine.ask("reload", str(rig.engine.place / "weights"))
+    rig.transfer.write(dict(rig.policy.model.named_parameters()))
+    rig.engine.ask("reload", str(rig.transfer._folder))
     with pytest.raises(SyncError, match="are not what they were after the weights of step 0"):
         rig.sampler.weights()
 
@@ -394,5 +397,5 @@ def test_no_engine_outlives_a_worker_that_is_killed(tied: Path) -> None:
     while Path(f"/proc/{host}").exists() and time.monotonic() < until:
         time.sleep(0.05)
     assert not Path(f"/proc/{host}").exists()
-    vllm_engine.remove_left()  # as the next worker's engine does when it starts
-    assert not list(vllm_engine.SHARED_MEMORY.glob(f"suite-vllm-{worker.pid}-*"))
+    private_folder()  # as the next worker's engine does when it starts
+    assert not list(SHARED_MEMORY.glob(f"suite-vllm-{worker.pid}-*"))
