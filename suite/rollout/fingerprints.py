@@ -8,14 +8,14 @@ is kept in a kernel's own format, is read through the kernel: fed with unit vect
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
 from suite.randomness import permutation
 
-WHOLE, COLUMNS = "whole", "columns"
-"""What a checksum covers: the whole tensor, or the columns that `columns` names."""
+WHOLE = 0
+"""What a checksum covers: the whole tensor, or, of parts of so many columns each, those that `columns` names."""
 
 MOST_COLUMNS = 64
 """Columns of a packed weight that are read; every row is covered by each."""
@@ -35,9 +35,9 @@ def bits(tensor: torch.Tensor) -> int:
     return int(plain.view(_WORDS[plain.element_size()]).sum(dtype=torch.int64))
 
 
-def engine_fingerprint(model: torch.nn.Module) -> tuple[dict[str, tuple[str, int]], dict[str, list[str]]]:
+def engine_fingerprint(model: torch.nn.Module) -> tuple[dict[str, tuple[int, int]], dict[str, list[str]]]:
     """The checksums of all that a vLLM model computes with, by name, and its fused modules. Runs in the engine."""
-    found: dict[str, tuple[str, int]] = {}
+    found: dict[str, tuple[int, int]] = {}
     packed = {name: module for name, module in model.named_modules() if hasattr(module, "cpu_linear")}
     for name, parameter in model.named_parameters():
         if parameter.numel():
@@ -48,7 +48,7 @@ def engine_fingerprint(model: torch.nn.Module) -> tuple[dict[str, tuple[str, int
             unit = torch.zeros((len(columns(width)), width), dtype=dtype)
             unit[range(len(columns(width))), columns(width)] = 1.0
             with torch.no_grad():
-                found[f"{name}.weight (packed)"] = COLUMNS, bits(module.cpu_linear(unit, module.weight, None))
+                found[f"{name}.weight (packed)"] = width, bits(module.cpu_linear(unit, module.weight, None))
     return found, {name: list(parts) for name, parts in getattr(model, "packed_modules_mapping", {}).items()}
 
 
@@ -65,23 +65,34 @@ def model_dtype(model: torch.nn.Module) -> torch.dtype:
     return next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
 
 
-def learner_fingerprint(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, dict[str, int]]:
+def learner_fingerprint(
+    weights: Mapping[str, torch.Tensor], dtype: torch.dtype, kinds: Iterable[int]
+) -> dict[str, dict[int, int]]:
     """Checksums of the learner's weights as the engine would hold them in its dtype: name -> what is covered -> sum."""
-    out: dict[str, dict[str, int]] = {}
-    known: dict[tuple[int, torch.Size], dict[str, int]] = {}
+    out: dict[str, dict[int, int]] = {}
+    known: dict[tuple[int, torch.Size], dict[int, int]] = {}
+    wanted = set(kinds)
     for name, tensor in weights.items():
         place = tensor.data_ptr(), tensor.shape
         if place not in known:  # tied weights are read once
             cast = tensor.detach().to(device="cpu", dtype=dtype)
-            known[place] = {WHOLE: bits(cast)}
-            if cast.ndim == 2:
-                known[place][COLUMNS] = bits(cast[:, list(columns(cast.shape[1]))])
+            known[place] = {kind: value for kind in wanted if (value := _sum(cast, kind)) is not None}
         out[name] = known[place]
     return out
 
 
+def _sum(tensor: torch.Tensor, kind: int) -> int | None:
+    """The checksum of what a kind covers, None where the tensor does not fall into parts of so many columns."""
+    if kind == WHOLE:
+        return bits(tensor)
+    if tensor.ndim != 2 or tensor.shape[1] % kind:
+        return None
+    parts = range(0, tensor.shape[1], kind)
+    return bits(tensor[:, [first + column for first in parts for column in columns(kind)]])
+
+
 def expected(
-    name: str, kind: str, learner: Mapping[str, Mapping[str, int]], fused: Mapping[str, Sequence[str]]
+    name: str, kind: int, learner: Mapping[str, Mapping[int, int]], fused: Mapping[str, Sequence[str]]
 ) -> int | None:
     """The checksum that the engine's tensor must have, or None where the learner has no tensor of that name."""
     sources = [name.removesuffix(" (packed)")]

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 Seen = Sequence[tuple[Sequence[float], Mapping[int, float]]]
 """Per probe: the log-probs of its tokens but the first, and of some tokens that may follow it."""
 
-Held = Mapping[str, Sequence[tuple[str, int]]]
+Held = Mapping[str, Sequence[tuple[int, int]]]
 """Per tensor of the engine: what each worker's checksum covers, and the checksum."""
 
 
@@ -82,7 +82,7 @@ class Verifier:
 
         `held` is of an engine that has loaded these very weights by itself: what differs then has another form there.
         """
-        learner, found = learner_fingerprint(weights, getattr(torch, self._dtype)), dict[str, int]()
+        learner, found = self._sums(weights, held), dict[str, int]()
         for name, sums in held.items():
             want = expected(name, sums[0][0], learner, fused)
             have = wrapped(sum(value for _, value in sums))
@@ -133,12 +133,16 @@ class Verifier:
         self._noise = _rms(mine - scores.tokens)
         return max(gap, after)
 
+    def _sums(self, weights: Mapping[str, torch.Tensor], held: Held) -> dict[str, dict[int, int]]:
+        kinds = (kind for sums in held.values() for kind, _ in sums)
+        return learner_fingerprint(weights, getattr(torch, self._dtype), kinds)
+
     def _wrong(
         self, weights: Mapping[str, torch.Tensor], held: Held, fused: Mapping[str, Sequence[str]],
         comparable: Mapping[str, int],
     ) -> list[tuple[str, int, int]]:  # fmt: skip
         """Tensors that are not the learner's: name, checksum, and what it should be."""
-        learner, out = learner_fingerprint(weights, getattr(torch, self._dtype)), []
+        learner, out = self._sums(weights, held), []
         for name, copies in comparable.items():
             want = expected(name, held[name][0][0], learner, fused) if name in held else None
             have = wrapped(sum(value for _, value in held.get(name, ())))

@@ -208,9 +208,14 @@ class Engine:
 
 
 def _own_environment(devices: int) -> dict[str, str]:
-    """This process's environment for its engine: a rank's own places are not vLLM's, and its GPUs are."""
+    """This process's environment for its engine: a rank's own place is not vLLM's, its GPUs are.
+
+    On a CPU the workers of a tensor-parallel engine get a core each, which vLLM would have from NUMA nodes alone.
+    """
     ranked = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ranked)}
+    if devices > 1 and distributed.device().type == "cpu":
+        kept = {"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, sorted(os.sched_getaffinity(0))[:devices])), **kept}
     if distributed.size() > 1 and (first := distributed.device().index) is not None:
         visible = kept.get("CUDA_VISIBLE_DEVICES", "").split(",")
         seen = visible if visible != [""] else [str(number) for number in range(first + devices)]

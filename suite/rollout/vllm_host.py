@@ -120,11 +120,11 @@ class Host:
     def finish_weight_update(self) -> None:
         self._llm.finish_weight_update()
 
-    def fingerprint(self) -> tuple[dict[str, list[tuple[str, int]]], dict[str, list[str]]]:
+    def fingerprint(self) -> tuple[dict[str, list[tuple[int, int]]], dict[str, list[str]]]:
         """Checksums of the tensors that the engine computes with, worker by worker, and what is fused of what."""
         from suite.rollout.fingerprints import engine_fingerprint
 
-        found: dict[str, list[tuple[str, int]]] = {}
+        found: dict[str, list[tuple[int, int]]] = {}
         for worker, _ in (parts := self._llm.apply_model(engine_fingerprint)):
             for name, value in worker.items():
                 found.setdefault(name, []).append(value)

@@ -13,7 +13,7 @@ from suite.parts import assemble
 from suite.policy import Policy
 from suite.randomness import permutation
 from suite.rollout import engines, fingerprints, vllm_engine
-from suite.rollout.fingerprints import COLUMNS, MOST_COLUMNS, WHOLE, bits, columns, expected, wrapped
+from suite.rollout.fingerprints import MOST_COLUMNS, WHOLE, bits, columns, expected, wrapped
 from suite.rollout.sync import Scores, SyncError, Verifier
 
 FUSED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
@@ -67,15 +67,26 @@ def test_a_checksum_is_a_plain_sum_of_bit_patterns_whatever_the_layout() -> None
 @pytest.mark.parametrize("width", [6, 2 * MOST_COLUMNS])
 def test_the_engines_checksums_are_the_learners_bit_for_bit_through_fusion_and_packing(width: int) -> None:
     weights = learner(width=width)
-    sums, found = fingerprints.learner_fingerprint(weights, torch.float32), held(weights)
+    sums, found = fingerprints.learner_fingerprint(weights, torch.float32, (WHOLE, width)), held(weights)
     assert set(found) == {"layers.0.norm.weight", "layers.0.qkv_proj.weight (packed)"}
     for name, ((kind, value),) in found.items():
-        assert kind == (COLUMNS if "packed" in name else WHOLE)
+        assert kind == (width if "packed" in name else WHOLE)
         assert expected(name, kind, sums, FUSED) == value
     chosen = columns(width)
     assert len(set(chosen)) == min(width, MOST_COLUMNS)
     assert set(chosen) <= set(permutation(width, "any"))
     assert expected("layers.0.router.weight", WHOLE, sums, FUSED) is None
+
+
+@pytest.mark.parametrize("width", [6, 3 * MOST_COLUMNS])
+def test_the_shards_of_a_packed_weight_add_up_to_the_learners(width: int) -> None:
+    weights = learner(width=2 * width)
+    halves = [{name: tensor.chunk(2, -1)[rank] for name, tensor in weights.items()} for rank in (0, 1)]
+    parts = [fingerprints.engine_fingerprint(engine(half))[0] for half in halves]
+    both = {name: [part[name] for part in parts] for name in parts[0]}
+    found = Verifier("float32").calibrate(both, FUSED, weights)
+    assert found == {"layers.0.norm.weight": 1, "layers.0.qkv_proj.weight (packed)": 1}
+    assert both["layers.0.qkv_proj.weight (packed)"][0][0] == width
 
 
 def scores(tokens: list[float], after: list[float]) -> Scores:
