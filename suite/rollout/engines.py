@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from transformers import PretrainedConfig
 
 from suite.config import RunConfig
 from suite.policy import Policy, resolve_path
@@ -29,12 +30,7 @@ def build(config: RunConfig, policy: Policy, task: Task, evaluator: InProcessSam
     from suite.rollout.vllm_engine import Settings, acquire, architecture
     from suite.rollout.vllm_sampler import VllmSampler
 
-    head = head_size(policy)
-    if not torch.cuda.is_available() and head not in CPU_HEADS:
-        raise ValueError(
-            f"rollout.engine is 'vllm', which on a CPU has no kernel for attention heads of {head}, the size that "
-            f"{config.model.path!r} has; take rollout.engine = 'in_process', or a model with heads of {CPU_HEADS}"
-        )
+    check_heads(policy.model.config, "rollout.engine is 'vllm'", config.model.path)
     rollout, path = config.rollout, resolve_path(config.model.folder or config.model.path)
     dtype = config.model.dtype if rollout.engine_dtype == "auto" else rollout.engine_dtype
     settings = Settings(
@@ -47,10 +43,15 @@ def build(config: RunConfig, policy: Policy, task: Task, evaluator: InProcessSam
     return sampler
 
 
-def head_size(policy: Policy) -> int:
-    """Width of an attention head."""
-    shape = policy.model.config.get_text_config()
-    return int(getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads)
+def check_heads(config: PretrainedConfig, what: str, model: str) -> None:
+    """Raises ValueError if this machine is a CPU and vLLM, which `what` names, has no kernel there for the model."""
+    shape = config.get_text_config()
+    head = int(getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads)
+    if not torch.cuda.is_available() and head not in CPU_HEADS:
+        raise ValueError(
+            f"{what}, which on a CPU has no kernel for attention heads of {head}, the size that {model!r} has; "
+            f"take rollout.engine = 'in_process', or a model with heads of {CPU_HEADS}"
+        )
 
 
 def length(config: RunConfig, policy: Policy, task: Task) -> int:
