@@ -92,6 +92,10 @@ class Control:
         """Open the channel for weights; the learner must open its end at the same time."""
         self._post("/init_weight_transfer_engine", {"init_info": dict(info)})
 
+    def shutdown_weight_transfer_engine(self) -> None:
+        """Close the channel for weights."""
+        self._post("/shutdown_weight_transfer_engine", {})
+
     def start_weight_update(self) -> None:
         """Be ready for weights."""
         self._post("/start_weight_update", {})

@@ -157,8 +157,10 @@ def test_transfer_requests_go_to_vllms_own_routes(stand_in: Fake) -> None:
     server.ask("start_weight_update")
     server.ask("update_weights", {"names": ["a"]})
     server.ask("finish_weight_update")
-    assert stand_in.paths[-4:] == [
-        "/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update"
+    server.ask("shutdown_weight_transfer_engine")
+    assert stand_in.paths[-5:] == [
+        "/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update",
+        "/shutdown_weight_transfer_engine",
     ]  # fmt: skip
     assert stand_in.last["/init_weight_transfer_engine"] == {"init_info": {"master_port": 1}}
     assert stand_in.last["/update_weights"] == {"update_info": {"names": ["a"]}}
