@@ -288,6 +288,40 @@ def reward_model_eval(
 
 
 @app.command
+def serve(
+    model: Word,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    max_model_len: int = 0,
+    tensor_parallel_size: int = 1,
+    memory_share: float = 0.0,
+    transfer: Literal["auto", "file", "nccl"] = "auto",
+    trust_remote_code: Flag = False,
+) -> int:
+    """A vLLM engine for a run elsewhere (`rollout.engine = vllm_server`), until it is stopped.
+
+    Whoever can reach the port can change the weights: use it on a trusted network only.
+
+    Args:
+        model: A Hugging Face id, a folder, or seed:NAME: the architecture of the runs to come, and the first weights.
+        host: Address to listen at; 0.0.0.0 lets other machines in.
+        port: Port to listen at.
+        dtype: Precision of the weights.
+        max_model_len: Longest prompt and completion together, tokens; 0: what the model goes to.
+        tensor_parallel_size: GPUs that share the engine.
+        memory_share: Share of a GPU's memory, weights included (0: vLLM's default); on a CPU, of the machine's memory
+            for the key-value cache (0: 0.03).
+        transfer: How weights come: through a file, or from GPU to GPU; auto: nccl on GPUs, file elsewhere.
+        trust_remote_code: Run code that comes with the model.
+    """
+    from suite.commands.serve import serve as command
+
+    options = (dtype, max_model_len, tensor_parallel_size, memory_share, transfer, trust_remote_code)
+    return command(model, host, port, *options)
+
+
+@app.command
 def doctor(folder: Path = Path("runs")) -> int:
     """What this machine can run, and what to install for the rest.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
 import torch
+from transformers import PretrainedConfig
 
 from suite import distributed
 from suite.config import RunConfig
@@ -59,13 +60,9 @@ def _own(config: RunConfig, policy: Policy, task: Task, dtype: str) -> Connectio
     """An engine beside the learner."""
     from suite.rollout.vllm_engine import Settings, acquire, architecture
 
-    gpu, head, rollout = torch.cuda.is_available(), head_size(policy), config.rollout
-    if not gpu and head not in CPU_HEADS:
-        raise ValueError(
-            f"rollout.engine is 'vllm', which on a CPU has no kernel for attention heads of {head}, the size that "
-            f"{config.model.path!r} has; take rollout.engine = 'in_process', or a model with heads of {CPU_HEADS}"
-        )
-    if rollout.sleep and not gpu:
+    rollout = config.rollout
+    check_heads(policy.model.config, "rollout.engine is 'vllm'", config.model.path)
+    if rollout.sleep and not torch.cuda.is_available():
         raise ValueError("rollout.sleep is on, and on a CPU vLLM frees no memory; turn it off")
     path = resolve_path(config.model.folder or config.model.path)
     settings = Settings(
@@ -86,6 +83,14 @@ def _server(config: RunConfig, policy: Policy, task: Task, dtype: str) -> Connec
                 f"the engine at {config.rollout.server_url} computes in {server.dtype}, and rollout.engine_dtype asks "
                 f"for {dtype}; start it with --dtype {dtype}, or change rollout.engine_dtype"
             )
+        if (mine := way(config)) != server.transfer and mine != "file":
+            raise ValueError(
+                f"the engine at {config.rollout.server_url} takes weights through {server.transfer!r}, and "
+                f"rollout.transfer is {mine!r}; start it with --transfer {mine}, or set rollout.transfer = 'file'"
+            )
+        # its checkpoint is what this run starts from, and an earlier run has left other weights there
+        for step in ("reload_original", "derive", "forget"):
+            server.ask(step)
         return server
 
     return distributed.size(), connect
@@ -117,10 +122,15 @@ def _transfer(config: RunConfig, engine: Remote | None, dtype: str, evaluator: I
     return direct.DirectTransfer(engine, dtype, info)
 
 
-def head_size(policy: Policy) -> int:
-    """Width of an attention head."""
-    shape = policy.model.config.get_text_config()
-    return int(getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads)
+def check_heads(config: PretrainedConfig, what: str, model: str) -> None:
+    """Raises ValueError if this machine is a CPU and vLLM, which `what` names, has no kernel there for the model."""
+    shape = config.get_text_config()
+    head = int(getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads)
+    if not torch.cuda.is_available() and head not in CPU_HEADS:
+        raise ValueError(
+            f"{what}, which on a CPU has no kernel for attention heads of {head}, the size that {model!r} has; "
+            f"take rollout.engine = 'in_process', or a model with heads of {CPU_HEADS}"
+        )
 
 
 def length(config: RunConfig, policy: Policy, task: Task) -> int:

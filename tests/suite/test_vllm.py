@@ -20,6 +20,7 @@ import pytest
 import torch
 from fakes import POLICY_GRADIENT, small, trained
 from scipy.stats import chisquare
+from tiny_llama import make
 
 from suite import failures
 from suite.config import ModelConfig, RunConfig
@@ -51,27 +52,6 @@ def low_tokens(groups: list, reward: object) -> None:
         for rollout in group:
             ids = rollout.completion.token_ids
             rollout.reward = sum(token < 8 for token in ids) / len(ids)
-
-
-def make(folder: Path, *, tied: bool) -> Path:
-    """An untrained Llama whose heads are of a size that vLLM's CPU kernels know, with the addition tokenizer."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    words = tokenizer("addition")
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(words), hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-            intermediate_size=96, max_position_embeddings=128, tie_word_embeddings=tied,
-            bos_token_id=words.bos_token_id, eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id,
-        )
-    )  # fmt: skip
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(3)
-    model.save_pretrained(folder)
-    words.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
