@@ -24,6 +24,7 @@ from tiny_llama import make
 
 from suite import failures
 from suite.config import ModelConfig, RunConfig
+from suite.launch import ranks
 from suite.parts import assemble
 from suite.policy import Policy
 from suite.protocols import Request, Sampling
@@ -34,7 +35,7 @@ from suite.rollout.sync import SyncError
 from suite.rollout.transfer import SHARED_MEMORY, FileTransfer, private_folder
 from suite.rollout.vllm_engine import Engine, EngineDied, Settings, architecture, release_all
 from suite.rollout.vllm_sampler import VllmSampler
-from suite.run import Interrupted
+from suite.run import Interrupted, RunInfo
 from suite.seed_model import tokenizer
 
 pytestmark = pytest.mark.skipif(
@@ -379,3 +380,15 @@ def test_no_engine_outlives_a_worker_that_is_killed(tied: Path) -> None:
     assert not Path(f"/proc/{host}").exists()
     private_folder()  # as the next worker's engine does when it starts
     assert not list(SHARED_MEMORY.glob(f"suite-vllm-{worker.pid}-*"))
+
+
+def test_every_rank_has_an_engine_and_all_get_the_rollouts_of_one(tied: Path, tmp_path: Path) -> None:
+    """Two ranks: each engine samples its share of every batch, and what is learned is what one process learns."""
+    options = {"reward__shaping": "soft_overlong", "reward__shaping_coef": 1.0, "rollout__sync_period": 3}
+    run, info = config(tied, rollout__num_prompts=3, **options), RunInfo("study", "arm", "arm", {})
+    one, _ = trained(run, tmp_path / "one")
+    two = ranks.run(run, tmp_path / "two", info, nproc=2)
+    pd.testing.assert_frame_equal(rollouts(tmp_path / "one"), rollouts(tmp_path / "two"))
+    assert one.metrics["loss/grad_norm"] > 0
+    for name in ("loss/total", "loss/grad_norm", "sync/loads", "sync/version", "cost/generated_tokens"):
+        assert two[name] == pytest.approx(one.metrics[name], abs=1e-5), name

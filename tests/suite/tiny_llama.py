@@ -9,7 +9,7 @@ import torch
 from suite.seed_model import tokenizer
 
 
-def make(folder: Path, *, tied: bool) -> Path:
+def make(folder: Path, *, tied: bool, kv_heads: int = 1) -> Path:
     """An untrained Llama whose heads are of a size that vLLM's CPU kernels know, with the addition tokenizer."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -17,8 +17,8 @@ def make(folder: Path, *, tied: bool) -> Path:
     torch.manual_seed(0)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(words), hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-            intermediate_size=96, max_position_embeddings=128, tie_word_embeddings=tied,
+            vocab_size=len(words), hidden_size=64, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=kv_heads, intermediate_size=96, max_position_embeddings=128, tie_word_embeddings=tied,
             bos_token_id=words.bos_token_id, eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id,
         )
     )  # fmt: skip
