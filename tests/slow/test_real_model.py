@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 
 from suite.config import RunConfig, apply
-from suite.rewards import SHAPINGS
 from suite.rollout.vllm_engine import release_all
 from suite.run import RunInfo, run
 from suite.seed_model import cached
@@ -34,7 +33,7 @@ SMALL = {
     "rollout.num_prompts": 2, "rollout.num_generations": 4, "train.steps": 2, "optim.lr": 1e-6,
     "optim.micro_batch_size": 2,
     "eval.validation_problems": 1, "eval.test_problems": 1, "eval.num_samples": 1, "eval.probe_prompts": 1,
-    "eval.probe_samples": 1, "reward.shaping": "test_numbers",
+    "eval.probe_samples": 1, "reward.shaping": "digits",
 }  # fmt: skip
 
 ARMS = {
@@ -42,14 +41,6 @@ ARMS = {
     "dpo": {"objective.pair_rule": "best_worst"},
     "grpo": {"objective.name": "policy_gradient", "objective.kl": "loss"},
 }
-
-
-@SHAPINGS.register("test_numbers")
-def numbers(groups: list, reward: object) -> None:
-    """Added to the grade: the share of digits in the text."""
-    for group in groups:
-        for rollout in group:
-            rollout.reward += sum(sign.isdigit() for sign in rollout.text) / max(len(rollout.text), 1)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from suite import train as core
 from suite.checkpoint import restore
 from suite.config import RunConfig, apply, fingerprint
@@ -52,3 +54,10 @@ def trained(config: RunConfig, folder: Path, **how: Any) -> tuple[core.Outcome, 
     tracker = MemoryTracker()
     start = restore(folder / "checkpoints", fingerprint(config))
     return core.train(config, folder, tracker, start, **how), tracker  # type: ignore[arg-type]
+
+
+def rollouts(folder: Path, more: tuple[str, ...] = ()) -> pd.DataFrame:
+    """What the run in a folder has sampled, in order: ids, and `more` columns."""
+    files = sorted((folder / "rollouts").glob("batch-*.parquet"))
+    columns = ["uid", "sample", "token_ids", "version", "finish_reason", "reward", *more]
+    return pd.concat([pd.read_parquet(file)[columns] for file in files], ignore_index=True)

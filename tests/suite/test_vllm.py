@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from fakes import POLICY_GRADIENT, small, trained
+from fakes import POLICY_GRADIENT, rollouts, small, trained
 from scipy.stats import chisquare
 from tiny_llama import make
 
@@ -285,12 +285,6 @@ def reloads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Engine, "ask", ask)
     return found
-
-
-def rollouts(folder: Path) -> pd.DataFrame:
-    files = sorted((folder / "rollouts").glob("batch-*.parquet"))
-    columns = ["uid", "sample", "token_ids", "version", "finish_reason"]
-    return pd.concat([pd.read_parquet(file)[columns] for file in files], ignore_index=True)
 
 
 @pytest.mark.parametrize(("period", "loads"), [(1, 6), (3, 2), ("inf", 1)])

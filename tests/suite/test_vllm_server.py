@@ -11,9 +11,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from fake_vllm import free_port
+from fakes import POLICY_GRADIENT, rollouts, small, trained
 from tiny_llama import make
 
 from suite.config import ModelConfig
@@ -111,7 +113,8 @@ def compare(server: Server, policy: Policy) -> None:
         assert len(following) <= FOLLOWING + 1
         assert list(following.values()) == pytest.approx([float(row[token]) for token in following], abs=2e-5)
     held, fused = server.ask("fingerprint")
-    sums = learner_fingerprint(policy.model.state_dict(), torch.float32)
+    kinds = {kind for sums in held.values() for kind, _ in sums}
+    sums = learner_fingerprint(policy.model.state_dict(), torch.float32, kinds)
     assert len(held) > 8
     for name, ((kind, value),) in held.items():
         want = expected(name, kind, sums, fused)
@@ -165,6 +168,28 @@ def test_a_generation_under_way_is_given_up_for_whatever_else_is_asked(server: S
         next(stream)
     (first,) = server.stream([found[:4]], options)
     assert [len(ids) for ids, _ in first] == [100] * 4
+
+
+def test_a_run_samples_from_a_server_and_the_next_one_starts_from_its_checkpoint_again(
+    process: tuple[subprocess.Popen[bytes], str], model: Path, tmp_path: Path
+) -> None:
+    """In windows as step by step; the weights that the first run leaves in the server are not the second one's."""
+    options = {
+        "model__path": str(model), "rollout__engine": "vllm_server", "rollout__server_url": process[1],
+        "rollout__num_prompts": 4, "rollout__sync_period": 3, "reward__shaping": "soft_overlong",
+        "reward__shaping_coef": 1.0, "optim__lr": 1e-3,
+    }  # fmt: skip
+    _, tracker = trained(small(**POLICY_GRADIENT | options), tmp_path / "window")
+    trained(small(**POLICY_GRADIENT | options, rollout__window_rollouts=1), tmp_path / "steps")
+    windowed, steps = rollouts(tmp_path / "window"), rollouts(tmp_path / "steps")
+    pd.testing.assert_frame_equal(windowed, steps)
+    assert windowed["version"].unique().tolist() == [0, 3]
+    assert tracker.column("sync/loads")[-1] == 2
+    assert max(tracker.column("sync/logprob_gap")) < 1e-4
+    assert max(tracker.column("loss/grad_norm")) > 0
+    wrong = small(**POLICY_GRADIENT | options, rollout__engine_dtype="bfloat16")
+    with pytest.raises(ValueError, match=r"computes in float32, and rollout\.engine_dtype asks for bfloat16"):
+        trained(wrong, tmp_path / "wrong")
 
 
 def test_a_request_that_the_server_refuses_is_said_in_its_words(server: Server) -> None:

@@ -7,19 +7,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from fakes import POLICY_GRADIENT, small, trained
+from fakes import POLICY_GRADIENT, rollouts, small, trained
 
 from suite.protocols import Completion, Request, Sampling
 from suite.rollout.in_process import InProcessSampler
 from suite.rollout.window import window
 from suite.run import Interrupted
 
-COLUMNS = ["uid", "sample", "token_ids", "sampler_logprobs", "version", "reward"]
-
-
-def rollouts(folder: Path) -> pd.DataFrame:
-    files = sorted((folder / "rollouts").glob("batch-*.parquet"))
-    return pd.concat([pd.read_parquet(file)[COLUMNS] for file in files], ignore_index=True)
+LOGPROBS = ("sampler_logprobs",)
 
 
 @pytest.fixture
@@ -68,7 +63,7 @@ def test_windowed_and_step_by_step_give_the_same_rollouts_to_the_bit(
     assert not calls
     ahead, _ = trained(small(**{"rollout__window_rollouts": 1000} | options), tmp_path / "ahead")
     assert calls == sizes
-    pd.testing.assert_frame_equal(rollouts(tmp_path / "ahead"), rollouts(tmp_path / "plain"))
+    pd.testing.assert_frame_equal(rollouts(tmp_path / "ahead", LOGPROBS), rollouts(tmp_path / "plain", LOGPROBS))
     assert ahead.weights == plain.weights
 
 
@@ -80,5 +75,5 @@ def test_a_run_stopped_inside_a_window_goes_on_with_the_same_rollouts(tmp_path: 
         trained(config, tmp_path / "cut", stop=lambda: next(polls))
     resumed, _ = trained(config, tmp_path / "cut")
     assert calls == [[32] * 4, [32] * 2, [32] * 4, [32] * 2, [32] * 2]  # the third is what was left of its window
-    pd.testing.assert_frame_equal(rollouts(tmp_path / "cut"), rollouts(tmp_path / "whole"))
+    pd.testing.assert_frame_equal(rollouts(tmp_path / "cut", LOGPROBS), rollouts(tmp_path / "whole", LOGPROBS))
     assert resumed.weights == whole.weights
