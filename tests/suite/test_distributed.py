@@ -28,7 +28,7 @@ from suite import distributed, policy, sharding
 from suite.batch import Batch
 from suite.checkpoint import is_whole, latest, restore
 from suite.cli import main as command_line
-from suite.config import ModelConfig, RunConfig, fingerprint
+from suite.config import ModelConfig, RunConfig, apply, fingerprint
 from suite.export import export
 from suite.launch import machine, ranks
 from suite.launch.local import run_study
@@ -336,8 +336,9 @@ def test_bad_numbers_are_refused_in_one_sentence(
 ) -> None:
     assert command_line(["train", "--nproc", "0"]) == 2
     assert capsys.readouterr().err == "suite: --nproc is 0 and must be at least 1\n"
-    assert command_line(["train", "--nproc", "2", "--rollout.engine", "vllm"]) == 2
-    assert "--nproc is 2 and rollout.engine is 'vllm', which takes one rank" in capsys.readouterr().err
+    three = ["--rollout.engine", "vllm", "--rollout.tensor-parallel-size", "3"]
+    assert command_line(["train", "--nproc", "2", *three]) == 2
+    assert "--nproc is 2 and must be a multiple of rollout.tensor_parallel_size, 3" in capsys.readouterr().err
     assert command_line(["run", "mini_sync", "--gpus-per-cell", "-1", "--dry-run"]) == 2
     assert "--gpus-per-cell is -1 and must be at least 0" in capsys.readouterr().err
     for have, words in (([], "no GPU"), (["a"], "1 GPU"), (["a", "b"], "2 GPUs")):
@@ -348,6 +349,14 @@ def test_bad_numbers_are_refused_in_one_sentence(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ValueError, match="--nproc is 3 and must be at most 2, the GPUs of this machine"):
         ranks.check(3)
+
+
+def test_a_server_is_not_shared_by_workers(tmp_path: Path) -> None:
+    config = apply(RunConfig(), {"rollout.engine": "vllm_server", "rollout.server_url": "http://127.0.0.1:1"})
+    one = Study("mini", "?", config, (Arm("a"),), (1,))
+    with pytest.raises(ValueError, match="arm 'a' samples from a server, which serves one run at a time; give --worke"):
+        run_study(one, tmp_path / "study", 2)
+    assert not (tmp_path / "study").exists()
 
 
 def test_every_worker_gets_gpus_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
