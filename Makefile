@@ -1,4 +1,4 @@
-# make demo | test | check | bench | report | drill | vllm-cpu | vllm-gpu.  Needs Python 3.11+, make and a C library; everything else goes into .venv.
+# make demo | test | test-gpu | check | bench | report | drill | vllm-cpu | vllm-gpu.  Needs Python 3.11+, make and a C library; everything else goes into .venv.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -17,7 +17,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # the vLLM that `make test` installs and tests against: cpu, gpu, or empty for none (its tests are then skipped)
 TEST_VLLM ?=
 
-.PHONY: demo test check bench report drill vllm-cpu vllm-gpu
+.PHONY: demo test test-gpu check bench report drill vllm-cpu vllm-gpu
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -27,6 +27,10 @@ demo: $(VENV)/.installed
 # FAST=1 leaves out the slow tests
 test: $(VENV)/.installed-dev $(if $(TEST_VLLM),$(VENV)/.installed-vllm-$(TEST_VLLM))
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(if $(FAST),-m "not slow")
+
+# what needs GPUs, one test at a time; with a single GPU, what needs two is skipped
+test-gpu: $(VENV)/.installed-dev $(VENV)/.installed-vllm-gpu
+	$(BIN)/python -m pytest tests/gpu -rA
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -69,8 +69,8 @@ def _engine(config: RunConfig) -> Changes:
     if config.rollout.source == "external":
         why = "given pairs are not sampled"
         return {f"rollout.{name}": (_DEFAULTS[f"rollout.{name}"], why) for name in ("engine", "engine_dtype")}
-    if config.rollout.engine != "in_process" and config.rollout.engine_dtype == config.model.dtype:
-        return {"rollout.engine_dtype": ("auto", f"auto is {config.model.dtype} here")}
+    if config.rollout.engine != "in_process" and config.rollout.engine_dtype == config.learner_dtype:
+        return {"rollout.engine_dtype": ("auto", f"auto is {config.learner_dtype} here")}
     return {}
 
 

@@ -83,10 +83,11 @@ class RolloutConfig:
     server_url: str = _execution("")
     """For `vllm_server`: where `suite serve` listens, as `http://node7:8000`."""
     engine_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """For `vllm` and `vllm_server`: precision of the engine's weights; `auto` = that of `model.dtype`."""
+    """For `vllm` and `vllm_server`: precision of the engine's weights; `auto` = that in which the learner computes."""
     transfer: Literal["auto", "file", "ipc", "nccl"] = _execution("auto")
     """How an engine is given weights: through a safetensors file, or between GPUs through vLLM's weight transfer, `ipc`
-    for `vllm` and `nccl` for `vllm_server`. `auto` = the latter on GPUs, `file` elsewhere."""
+    for `vllm` and `nccl` for `vllm_server`. `auto` = the latter on GPUs, `file` elsewhere and for a `vllm` that spans
+    more GPUs than there are ranks."""
     transfer_folder: str = _execution("")
     """For `transfer = file`: where the file lies, which engine and learner must both see; empty = in shared memory."""
     sleep: bool = _execution(False)
@@ -378,6 +379,11 @@ class RunConfig:
     def updates_per_batch(self) -> int:
         """U: optimizer steps per rollout batch."""
         return self.objective.num_minibatches * self.objective.num_epochs
+
+    @property
+    def learner_dtype(self) -> str:
+        """Precision in which the learner computes, and samples in its own process."""
+        return self.model.dtype if self.learner.compute_dtype == "model" else self.learner.compute_dtype
 
     def syncs_at(self, step: int) -> bool:
         """Whether the generator takes the learner's weights before the rollout batch that begins at `step`."""

@@ -232,6 +232,12 @@ def _check_engine(config: RunConfig) -> Iterator[str]:
     rollout = config.rollout
     if rollout.engine == "vllm_server" and rollout.source != "external" and not rollout.server_url:
         yield "rollout.server_url is empty; rollout.engine = 'vllm_server' needs the address of a `suite serve`"
+    asked = rollout.engine_dtype if "rollout.engine_dtype" in reads(config) else "auto"
+    if (config.learner_dtype, asked) == ("bfloat16", "float32"):
+        yield (
+            "rollout.engine_dtype is 'float32', and the learner computes in bfloat16, to which the engine's log-probs "
+            "could not be compared in float32; it must be 'auto' or 'bfloat16'"
+        )
     fitting = {"ipc": "vllm", "nccl": "vllm_server"}.get(rollout.transfer, rollout.engine)
     if "rollout.transfer" in reads(config) and fitting != rollout.engine:
         yield (

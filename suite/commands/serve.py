@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Literal
 
-from suite.rollout.vllm_engine import python_path, require_vllm
+from suite.rollout.vllm_engine import ON_CPU, ON_GPU, python_path, require_vllm
 
 _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -48,12 +48,12 @@ def serve(
     if trust_remote_code:
         options += ["--trust-remote-code"]
     # without these routes there is no way to hand over weights; whoever can reach the port can use them
-    environment = {**_ENVIRONMENT, **os.environ, "PYTHONPATH": python_path(), "VLLM_SERVER_DEV_MODE": "1"}
+    there = ON_CPU if cpu else ON_GPU
+    environment = {**_ENVIRONMENT, **there, **os.environ, "PYTHONPATH": python_path(), "VLLM_SERVER_DEV_MODE": "1"}
     if cpu:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         cache = str(int((memory_share or 0.03) * memory))
         options += ["--enforce-eager", "--block-size", "32", "--kv-cache-memory-bytes", cache]
-        environment.setdefault("TORCHDYNAMO_DISABLE", "1")
     elif memory_share:
         options += ["--gpu-memory-utilization", str(memory_share)]
     if not cpu and transfer != "file":

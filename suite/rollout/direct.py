@@ -16,7 +16,7 @@ from suite.rollout.remote import Remote
 
 
 class Weights(base.WeightSource):
-    """The tensors of the hand-over under way, as vLLM's sender reads them: cast one by one, where they are."""
+    """The tensors of the hand-over under way, as vLLM's sender reads them: cast one by one, on this rank's device."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype, self.now = dtype, dict[str, torch.Tensor]()
@@ -27,7 +27,7 @@ class Weights(base.WeightSource):
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self.now.items():
-            yield name, tensor.detach().to(self.dtype)
+            yield name, tensor.detach().to(distributed.device(), self.dtype)
 
 
 class _Client:

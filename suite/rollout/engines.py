@@ -39,8 +39,9 @@ def build(config: RunConfig, policy: Policy, task: Task, evaluator: InProcessSam
     from suite.rollout.vllm_sampler import VllmSampler
 
     rollout, ranks = config.rollout, distributed.size()
-    dtype = config.model.dtype if rollout.engine_dtype == "auto" else rollout.engine_dtype
+    dtype = config.learner_dtype if rollout.engine_dtype == "auto" else rollout.engine_dtype
     span, connect = _CONNECTIONS[rollout.engine](config, policy, task, dtype)
+    distributed.together(torch.cuda.empty_cache)  # an engine that starts looks for free memory on all of its GPUs
     engine = distributed.together(lambda: None if distributed.rank() % span else connect())
     limit = distributed.on_main(lambda: engine.max_model_len if engine else 0)
     sampler = VllmSampler(
@@ -100,12 +101,21 @@ _CONNECTIONS = {"vllm": _own, "vllm_server": _server}
 
 
 def way(config: RunConfig) -> str:
-    """`rollout.transfer`, or what `auto` is here. Raises ValueError for a transfer between GPUs where there is none."""
-    chosen, gpu = config.rollout.transfer, torch.cuda.is_available()
+    """`rollout.transfer`, or what `auto` is here. Raises ValueError for a transfer between GPUs where there is none.
+
+    `ipc` shares memory of a GPU, so an engine beside the learner must be on GPUs of the learner's ranks alone.
+    """
+    chosen, gpu, span = config.rollout.transfer, torch.cuda.is_available(), config.rollout.tensor_parallel_size
+    beyond = config.rollout.engine == "vllm" and span > distributed.size()
     if chosen == "auto":
-        return DIRECT[config.rollout.engine] if gpu else "file"
+        return DIRECT[config.rollout.engine] if gpu and not beyond else "file"
     if chosen != "file" and not gpu:
         raise ValueError(f"rollout.transfer is {chosen!r}, which goes from GPU to GPU; here it must be 'file'")
+    if chosen == "ipc" and beyond:
+        raise ValueError(
+            f"rollout.transfer is 'ipc', which reaches the GPUs of the ranks, {distributed.size()}, and "
+            f"rollout.tensor_parallel_size is {span}; take as many ranks, or rollout.transfer = 'file'"
+        )
     return chosen
 
 

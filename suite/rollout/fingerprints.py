@@ -31,7 +31,9 @@ def columns(width: int) -> tuple[int, ...]:
 
 def bits(tensor: torch.Tensor) -> int:
     """The sum of the elements' bit patterns, modulo 2^64; -0 counts as 0."""
-    plain = (tensor.detach() + 0.0 if tensor.is_floating_point() else tensor.detach()).contiguous()
+    # eight bits are not for arithmetic: they are a quantised layer's, and never a -0 of the learner's
+    signed = tensor.is_floating_point() and tensor.element_size() > 1
+    plain = (tensor.detach() + 0.0 if signed else tensor.detach()).contiguous()
     return int(plain.view(_WORDS[plain.element_size()]).sum(dtype=torch.int64))
 
 
@@ -75,7 +77,7 @@ def learner_fingerprint(
     for name, tensor in weights.items():
         place = tensor.data_ptr(), tensor.shape
         if place not in known:  # tied weights are read once
-            cast = tensor.detach().to(device="cpu", dtype=dtype)
+            cast = tensor.detach().to(dtype)
             known[place] = {kind: value for kind in wanted if (value := _sum(cast, kind)) is not None}
         out[name] = known[place]
     return out

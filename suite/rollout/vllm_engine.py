@@ -9,10 +9,13 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,9 +32,20 @@ _ENVIRONMENT = {
     # functions are sent to the ranks of a tensor-parallel engine, all of them on this machine
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
     "VLLM_NO_USAGE_STATS": "1",
+}
+
+ON_CPU = {
     # one decorated helper of vLLM would otherwise be compiled for most of a minute, even in eager mode
     "TORCHDYNAMO_DISABLE": "1",
 }
+ON_GPU = {
+    # vLLM's attention in float32 is a Triton kernel, which would multiply in TF32: 13 bits less
+    "TRITON_F32_DEFAULT": "ieee",
+}
+"""What a vLLM process needs in its environment, unless it says otherwise."""
+
+GONE_S = 10.0
+"""How long the end of an engine's own processes, which hold memory of its GPUs, is waited for, seconds."""
 
 
 class EngineDied(RuntimeError):
@@ -106,9 +120,7 @@ class Engine:
         with (place / "log.txt").open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "suite.rollout.vllm_host", str(theirs.fileno()), str(os.getpid())],
-                env={
-                    **_ENVIRONMENT, **_own_environment(settings.tensor_parallel_size), "PYTHONPATH": python_path(),
-                },
+                env=_environment(settings.tensor_parallel_size),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
@@ -168,11 +180,10 @@ class Engine:
         return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
     def close(self) -> None:
-        """End the engine and remove what it left in shared memory."""
+        """End the engine with all its processes, and remove what it left in shared memory."""
         atexit.unregister(self.close)
         self.connection.close()
-        self.process.kill()
-        self.process.wait()
+        _end_group(self.process)
         shutil.rmtree(self.place, ignore_errors=True)
 
     def _send(self, message: Any) -> None:
@@ -216,6 +227,32 @@ class Engine:
         if text := self._log():
             print(text[-20_000:], file=sys.stderr, flush=True)
         self.close()
+
+
+def _end_group(leader: subprocess.Popen[bytes]) -> None:
+    """Kill a process that leads a group, with the group: no process of it runs, or holds memory, afterwards."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader.pid, signal.SIGKILL)
+    leader.wait()
+    until = time.monotonic() + GONE_S
+    while _runs(leader.pid) and time.monotonic() < until:
+        time.sleep(0.02)
+
+
+def _runs(group: int) -> bool:
+    """Whether a process of a group runs: one that nobody has waited for yet does not."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, found = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
+            if int(found) == group and state not in "ZX":
+                return True
+    return False
+
+
+def _environment(devices: int) -> dict[str, str]:
+    """The environment of an engine on so many devices."""
+    there = ON_CPU if distributed.device().type == "cpu" else ON_GPU
+    return {**_ENVIRONMENT, **there, **_own_environment(devices), "PYTHONPATH": python_path()}
 
 
 def _own_environment(devices: int) -> dict[str, str]:

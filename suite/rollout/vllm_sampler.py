@@ -39,7 +39,7 @@ class VllmSampler:
         self.version = -1
         self._engine, self._transfer, self._model, self._probes = engine, transfer, model, tuple(probes)
         self._stop_ids, self._limit, self._span = sorted(stop_ids), max_model_len, span
-        self._sleeps, self._asleep = sleeps, False
+        self._sleeps, self._asleep = sleeps, sleeps  # one that is taken over may be asleep
         self._verifier = Verifier(dtype)
         self._measured: dict[str, float] = {}
         distributed.together(self._calibrate)
@@ -155,9 +155,9 @@ class VllmSampler:
         self._asleep = self._sleeps
 
     def _waking(self) -> None:
-        """Before the engine takes its memory again, which it does when it is asked: leave it what is not in use."""
+        """Before the engine takes its memory again, which it does when it is asked: leave it what no rank uses."""
         if self._asleep:
-            torch.cuda.empty_cache()
+            distributed.together(torch.cuda.empty_cache)
         self._asleep = False
 
     def _aliases(self, weights: Mapping[str, torch.Tensor]) -> dict[str, str]:

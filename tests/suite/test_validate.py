@@ -188,6 +188,10 @@ def test_an_unread_option_names_its_reader(overrides, reader):
         ({"rollout.engine": "vllm_server"}, "needs the address of a `suite serve`"),
         (SERVER | {"rollout.transfer": "ipc"}, "for rollout.engine = 'vllm'; with 'vllm_server' it must be 'auto'"),
         ({"rollout.engine": "vllm", "rollout.transfer": "nccl"}, "must be 'auto', 'file' or 'ipc'"),
+        (
+            {"rollout.engine": "vllm", "rollout.engine_dtype": "float32", "learner.compute_dtype": "bfloat16"},
+            "rollout.engine_dtype is 'float32', and the learner computes in bfloat16",
+        ),
         (SERVER | {"rollout.sleep": True}, "nothing reads it here; it is read with rollout.engine = vllm"),
         ({"objective.pair_rule": "judge"}, "judge.url is empty; judge.name = 'openai' needs it"),
         (JUDGED | {"judge.model": ""}, "judge.model is empty"),
@@ -323,6 +327,7 @@ FIXED = OFFLINE | {"rollout.source": "fixed"}
         (OFFLINE, {"rollout.sync_period": 119}, None),
         (VLLM, {"rollout.engine_dtype": "float32"}, "auto is float32"),
         (VLLM, {"rollout.engine_dtype": "bfloat16"}, None),
+        (VLLM | {"learner.compute_dtype": "bfloat16"}, {"rollout.engine_dtype": "bfloat16"}, "auto is bfloat16"),
         (VLLM, {"rollout.prefix_caching": False, "rollout.max_model_len": 64}, "how the run is carried out"),
         ({}, VLLM, None),
         (GIVEN, VLLM, "given pairs are not sampled"),

