@@ -136,6 +136,16 @@ def run_study(
     return status
 
 
+def _check_engines(study: Study, workers: int | Literal["auto"], gpus_per_cell: int) -> None:
+    for arm in study.arms:
+        config = study.config(arm.name)
+        check_engine(config, gpus_per_cell, "--gpus-per-cell")
+        if config.rollout.engine == "vllm_server" and workers != 1:
+            raise ValueError(
+                f"arm {arm.name!r} samples from a server, which serves one run at a time; give --workers 1"
+            )
+
+
 def _noted(status: StudyStatus, interrupted: bool) -> StudyStatus:
     notes = list(status.notes)
     if status.count("failed"):

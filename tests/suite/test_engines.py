@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from safetensors.torch import load_file
 
 from suite import distributed
 from suite.commands import serve
-from suite.config import ModelConfig, RunConfig
+from suite.config import ModelConfig, RunConfig, apply
 from suite.parts import assemble
 from suite.policy import Policy
 from suite.protocols import Request, Sampling
@@ -26,6 +27,9 @@ from suite.rollout.fingerprints import WHOLE, bits, learner_fingerprint
 from suite.rollout.transfer import FileTransfer
 from suite.rollout.vllm_host import CACHE, WEIGHTS, Host
 from suite.rollout.vllm_sampler import VllmSampler
+from suite.validate import validate
+
+SERVER = {"rollout.engine": "vllm_server", "rollout.server_url": "http://node:8000"}
 
 vllm = pytest.mark.skipif(not gpus.HAS_VLLM, reason=gpus.NO_VLLM)
 
@@ -40,6 +44,24 @@ def be_rank(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:
     monkeypatch.setattr(distributed, "rank", lambda: rank)
     monkeypatch.setattr(distributed, "size", lambda: size)
     monkeypatch.setenv("LOCAL_RANK", str(rank))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"rollout.engine": "vllm_server"}, "needs the address of a `suite serve`"),
+        (SERVER | {"rollout.transfer": "ipc"}, "for rollout.engine = 'vllm'; with 'vllm_server' it must be 'auto'"),
+        ({"rollout.engine": "vllm", "rollout.transfer": "nccl"}, "must be 'auto', 'file' or 'ipc'"),
+        (
+            {"rollout.engine": "vllm", "rollout.engine_dtype": "float32", "learner.compute_dtype": "bfloat16"},
+            "rollout.engine_dtype is 'float32', and the learner computes in bfloat16",
+        ),
+        (SERVER | {"rollout.sleep": True}, "nothing reads it here; it is read with rollout.engine = vllm"),
+    ],
+)
+def test_engines_and_what_does_not_go_with_them_are_refused(overrides: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        validate(apply(RunConfig(), overrides))
 
 
 # which GPUs

@@ -16,7 +16,6 @@ from suite.validate import validate
 
 PG = {"objective.name": "policy_gradient"}
 OFFLINE = {"rollout.sync_period": "inf"}
-SERVER = {"rollout.engine": "vllm_server", "rollout.server_url": "http://node:8000"}
 GIVEN = OFFLINE | {"rollout.source": "external"}
 JUDGED = {"objective.pair_rule": "judge", "judge.url": "http://localhost:1/v1", "judge.model": "m"}
 
@@ -185,14 +184,6 @@ def test_an_unread_option_names_its_reader(overrides, reader):
         ({"rollout.source": "external", "rollout.sync_period": 10}, "rollout.sync_period is 10 and must be inf"),
         (PG | OFFLINE | {"rollout.source": "external"}, "cannot train on; take 'dpo' or 'sft'"),
         ({"objective.pair_rule": "given"}, "pairs are given by 'external' alone"),
-        ({"rollout.engine": "vllm_server"}, "needs the address of a `suite serve`"),
-        (SERVER | {"rollout.transfer": "ipc"}, "for rollout.engine = 'vllm'; with 'vllm_server' it must be 'auto'"),
-        ({"rollout.engine": "vllm", "rollout.transfer": "nccl"}, "must be 'auto', 'file' or 'ipc'"),
-        (
-            {"rollout.engine": "vllm", "rollout.engine_dtype": "float32", "learner.compute_dtype": "bfloat16"},
-            "rollout.engine_dtype is 'float32', and the learner computes in bfloat16",
-        ),
-        (SERVER | {"rollout.sleep": True}, "nothing reads it here; it is read with rollout.engine = vllm"),
         ({"objective.pair_rule": "judge"}, "judge.url is empty; judge.name = 'openai' needs it"),
         (JUDGED | {"judge.model": ""}, "judge.model is empty"),
         (JUDGED | {"judge.url": "localhost:8000"}, "must begin with http:// or https://"),
