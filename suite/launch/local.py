@@ -88,12 +88,7 @@ def run_study(
             raise ValueError(f"study {study.name!r} has no seed {seed}; it has {', '.join(map(str, study.seeds))}")
     plan_workers(workers, 1)
     share = share_gpus(gpus_per_cell)
-    for each in study.arms:
-        check_engine(study.config(each.name), gpus_per_cell, "--gpus-per-cell")
-        if study.config(each.name).rollout.engine == "vllm_server" and workers != 1:
-            raise ValueError(
-                f"arm {each.name!r} samples from a server, which serves one run at a time; give --workers 1"
-            )
+    _check_engines(study, workers, gpus_per_cell)
     choice = Choice(arms, seeds)
     sweep = Sweep.open(
         study,
