@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from suite import distributed
+from suite.failures import EngineDied
 from suite.rollout.remote import Answered, Asked
 from suite.rollout.transfer import private_folder
 from suite.rollout.vllm_host import ANSWER, FAILED, PART, READY
@@ -32,10 +33,6 @@ _ENVIRONMENT = {
     # one decorated helper of vLLM would otherwise be compiled for most of a minute, even in eager mode
     "TORCHDYNAMO_DISABLE": "1",
 }
-
-
-class EngineDied(RuntimeError):
-    """The engine is gone; the message ends with its own last words."""
 
 
 def require_vllm(what: str) -> None:
