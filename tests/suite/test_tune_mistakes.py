@@ -183,7 +183,7 @@ def test_a_real_search_in_miniature_and_its_report(tmp_path: Path) -> None:
     search = Search({"online": {"optim.lr": LR}, "k": {"optim.lr": LR}}, 3, (7,), startup=1)
     one = replace(study(), base=base, arms=(Arm("online"), Arm("k", {"rollout.sync_period": 3})), search=search)
     one = replace(one, seeds=(1, 2))
-    found = tune_study(one, tmp_path / "mini", 2, console=Console(file=io.StringIO()))
+    found = tune_study(one, tmp_path / "mini", 1, console=Console(file=io.StringIO()))
     assert found.exit_code == 0
     report = json.loads((build(tmp_path / "mini").folder / "report.json").read_text())
     assert report["missing"] == [], "the trials are not taken for the study's runs"
