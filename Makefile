@@ -24,9 +24,9 @@ demo: $(VENV)/.installed
 	$(BIN)/suite run $(STUDY) --workers $(WORKERS)
 	$(BIN)/suite report $(STUDY)
 
-# FAST=1 leaves out the slow tests
+# FAST=1 leaves out the slow tests; files are handed out in the order of tests/conftest.py, not by their number of tests
 test: $(VENV)/.installed-dev $(if $(TEST_VLLM),$(VENV)/.installed-vllm-$(TEST_VLLM))
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(if $(FAST),-m "not slow")
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(FAST),-m "not slow")
 
 # what needs GPUs, one test at a time; with a single GPU, what needs two is skipped
 test-gpu: $(VENV)/.installed-dev $(VENV)/.installed-vllm-gpu

@@ -101,6 +101,7 @@ def tune(
     storage: Url = None,
     rerun_stale: Flag = False,
     allow_mixed: Flag = False,
+    gpus_per_cell: int = 0,
 ) -> int:
     """Search each arm of a study, then run the winners under fresh seeds; interrupted, run it again.
 
@@ -112,10 +113,11 @@ def tune(
         storage: URL of the Optuna storage; by default an SQLite file in each folder.
         rerun_stale: Run finished cells of the comparison again whose winner or code has changed.
         allow_mixed: Record other library versions or code, instead of refusing them.
+        gpus_per_cell: GPUs that a worker has to itself; a cell runs on as many ranks. 0: one, shared if they are few.
     """
     from suite.commands.tune import tune as command
 
-    return command(study, workers, dry_run, folder, storage, rerun_stale, allow_mixed)
+    return command(study, workers, dry_run, folder, storage, rerun_stale, allow_mixed, gpus_per_cell)
 
 
 @app.command

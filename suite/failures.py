@@ -31,6 +31,14 @@ REASON_LENGTH = 400
 """Characters of an error kept in the storage; the traceback is in the cell's folder."""
 
 
+class EngineDied(RuntimeError):
+    """The engine is gone; the message ends with its own last words."""
+
+
+class SyncError(RuntimeError):
+    """The engine does not sample from the weights that it was given."""
+
+
 @dataclass(frozen=True)
 class Failure:
     """Why an attempt ended without a result."""

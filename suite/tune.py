@@ -22,7 +22,7 @@ from suite.declaration import check_folder, read_declaration, recorded_url
 from suite.failures import write_json
 from suite.launch.display import duration
 from suite.launch.local import run_study
-from suite.launch.machine import plan_workers
+from suite.launch.machine import GpuShare, plan_workers, share_gpus
 from suite.search import FILE, examine, search_folder, tuned, words
 from suite.status import CellStatus, StudyStatus
 from suite.storage import VARIABLE, Store
@@ -62,12 +62,13 @@ def tune_study(
     command: str = "",
     rerun_stale: bool = False,
     allow_mixed: bool = False,
+    gpus_per_cell: int = 0,
 ) -> Tuned:
     """Searches each arm, then runs the winners under the study's seeds. Interrupted, it goes on where it was.
 
     No trial that has ended is run again, and one that was under way goes on from its checkpoints. A trial whose run
-    fails is counted and has no score; one whose loss was no number scores 0 on that seed. Raises ValueError for a
-    search that cannot be run, before any work.
+    fails is counted and has no score; one whose loss was no number scores 0 on that seed. `gpus_per_cell`: as for
+    `run_study`. Raises ValueError for a search that cannot be run, before any work.
     """
     if study.search is None:
         raise ValueError(f"study {study.name!r} declares no search; `suite run {study.name}` runs it")
@@ -75,18 +76,20 @@ def tune_study(
     examine(study)
     console, place = console or Console(), search_folder(folder)
     plan_workers(workers, 1)
+    share = share_gpus(gpus_per_cell)
     check_folder(place)
     check_folder(folder)
     tree = read_declaration(place) if (place / "study.json").exists() else None
     url = storage or os.environ.get(VARIABLE) or recorded_url(place, tree)
     book = Book.open(Store(url, PATIENCE_S), study)
     how: dict[str, Any] = {"runner": runner, "console": console, "storage": storage, "allow_mixed": allow_mixed}
+    how["gpus_per_cell"] = gpus_per_cell
 
     def run(seeds: Sequence[int], arms: Sequence[str]) -> StudyStatus:
         return run_study(book.cells(), place, workers, plugins, arms=arms, seeds=seeds, command=command, **how)
 
     while batch := book.propose():
-        _say(console, book, batch, workers)
+        _say(console, book, batch, workers, share)
         stopped = run_batch(book, batch, place, run)
         record(book, folder)
         if stopped is not None:
@@ -243,14 +246,14 @@ def table(book: Book) -> Table:
     return out
 
 
-def _say(console: Console, book: Book, batch: Sequence[Trial], workers: int | Literal["auto"]) -> None:
+def _say(console: Console, book: Book, batch: Sequence[Trial], workers: int | Literal["auto"], share: GpuShare) -> None:
     """Which batch begins, and about how long the whole search and the comparison will take, from the trials so far."""
     search, everything = book.search, book.trials()
     ended = [trial for trial in everything if trial.state != "running"]
     spent = [trial.seconds / max(1, len(trial.scores)) for trial in ended if trial.seconds > 0]
     arms, number = len(book.study.arms), batch[0].number // search.batch
     left = (arms * search.trials - len(ended)) * len(search.seeds) + arms * len(book.study.seeds)
-    count = plan_workers(workers, left).workers
+    count = share.within(plan_workers(workers, left)).workers
     time = f"about {duration(fmean(spent) * left / count)} left" if spent else "time left: not known yet"
     names = f"trials {batch[0].number} to {batch[-1].number}" if search.batch > 1 else f"trial {number}"
     total = -(-search.trials // search.batch)

@@ -55,7 +55,7 @@ def test_a_study_and_a_new_axis_from_file_to_report(tmp_path: Path) -> None:
     # a new axis beside the study: written, shown, run, reported
     suite(tmp_path, "new", "axis", "length_penalty", "--folder", ".")
     assert "reward.shaping" in suite(tmp_path, "axes", "show", "length_penalty.py")
-    suite(tmp_path, "run", "tiny.py", "--axis", "length_penalty.py", "--seeds", "0", "--workers", "2")
+    suite(tmp_path, "run", "tiny.py", "--axis", "length_penalty.py", "--seeds", "0", "--workers", "1")
     suite(tmp_path, "report", "tiny-length_penalty")
     page = next((tmp_path / "runs").glob("*length_penalty*/report/index.html")).read_text(encoding="utf-8")
     assert "length_penalty" in page

@@ -16,7 +16,7 @@ from suite.commands.catalogue import console
 from suite.commands.cost import Cost, cost, ends
 from suite.commands.plan import Seconds, check_arms, chosen, duration, measured, warn_inert
 from suite.commands.study import RUNS, resolve
-from suite.launch.machine import plan_workers
+from suite.launch.machine import threads_each
 from suite.storage import VARIABLE
 from suite.study import SEED_MODEL, Cell, Claim, Study
 
@@ -146,7 +146,7 @@ def plan(
     warn_inert(study, screen)
     found = measured(study, names, folder, storage, screen, always=True)
     assert found is not None
-    threads = found.threads or plan_workers(workers, len(cells)).threads
+    threads = found.threads or threads_each(min(workers, len(cells)), study)[0]
     _costs(cells, found, threads, min(workers, len(cells)), screen)
     if study.search is not None:
         screen.print(f"search is not counted: suite tune {name} --dry-run", highlight=False)

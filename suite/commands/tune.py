@@ -22,6 +22,7 @@ def tune(
     storage: str | None,
     rerun_stale: bool,
     allow_mixed: bool,
+    gpus_per_cell: int = 0,
 ) -> int:
     """Run what is missing of a study's search and of the comparison of its winners, or show what would be run."""
     study, files = resolve(name)
@@ -43,6 +44,7 @@ def tune(
         command=shlex.join(words),
         rerun_stale=rerun_stale,
         allow_mixed=allow_mixed,
+        gpus_per_cell=gpus_per_cell,
     )
     return found.exit_code
 

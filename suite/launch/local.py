@@ -16,7 +16,7 @@ from rich.console import Console
 
 from suite.declaration import NOTHING, Choice
 from suite.launch.display import Display, page
-from suite.launch.machine import plan_workers, share_gpus
+from suite.launch.machine import THREADS, plan_workers, share_gpus, threads_each
 from suite.launch.pool import GRACE_S, Pool, Supervisor
 from suite.launch.ranks import check_engine
 from suite.lease import HANG_S
@@ -30,8 +30,6 @@ from suite.worker import LEAVE_S
 
 ALONE, RANKS = "suite.run:run", "suite.launch.ranks:run"
 """What runs a cell: in the worker itself, or on several ranks."""
-
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
 @contextmanager
@@ -101,9 +99,8 @@ def run_study(
     )
     sweep.recover()
     sweep.retry(choice, kinds=False)
-    everything = sweep.snapshot()
+    status = (everything := sweep.snapshot()).part(choice.takes)
     check_chosen(study, everything, choice, study.seeds)
-    status = everything.part(choice.takes)
     plan = share.within(plan_workers(workers, status.count("waiting") + status.count("running")))
     ranks = max(1, gpus_per_cell)
     runner = RANKS if ranks > 1 and runner == ALONE else runner
@@ -112,13 +109,13 @@ def run_study(
     arguments += ["--arms", *arms] if arms is not None else []
     arguments += ["--seeds", *map(str, seeds)] if seeds is not None else []
     arguments += ["--allow-mixed"] if allow_mixed else []
-    threads = {name: str(max(1, plan.threads // ranks)) for name in THREADS}
-    environment = {**threads, **os.environ, VARIABLE: sweep.store.url}
+    threads, reason = threads_each(plan.workers * ranks, study)
+    environment = {**dict.fromkeys(THREADS, str(threads)), **os.environ, VARIABLE: sweep.store.url}
     with Display(console, folder, plan.workers) as display, _interrupts() as heard:
-        counts = len(study.arms), len(study.seeds)
-        display.say(f"{study.name}: {counts[0]} arms x {counts[1]} seeds = {counts[0] * counts[1]} cells")
+        display.say(f"{study.name}: {len(study.arms)} arms x {len(study.seeds)} seeds = {len(study.cells())} cells")
         if status.count("waiting") + status.count("running"):
-            display.say(f"{plan.workers} workers with {plan.threads} threads each ({plan.why})")
+            shown = f"{threads} thread{'s' * (threads > 1)} {'a rank' if ranks > 1 else 'each'} ({plan.why}; {reason})"
+            display.say(f"{plan.workers} workers with {shown}")
             pool = Pool(folder, arguments, environment, share.groups)
             try:
                 Supervisor(sweep, pool, display, choice, heard, leave_within_s + GRACE_S).run(plan.workers)

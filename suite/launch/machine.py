@@ -9,8 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from suite.study import Study
+
 MEMORY_PER_WORKER = 2**30
 """Bytes counted for a worker: PyTorch, the libraries around it, and a tiny model."""
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
+"""What tells libraries how many threads to take."""
 
 _GROUP = Path("/sys/fs/cgroup")
 
@@ -51,19 +56,14 @@ def memory_kills() -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """How many workers, and how many threads each."""
+    """How many workers."""
 
     workers: int
-    threads: int
     why: str
 
 
 def plan_workers(workers: int | Literal["auto"], cells: int) -> Plan:
-    """Shares the cores among workers. `auto`: one worker a core, as far as memory and cells go.
-
-    Two threads on two shared cores train a tiny model 3.5 times slower than one, so workers come before threads.
-    Raises ValueError for a number below 1.
-    """
+    """How many workers. `auto`: one a core, as far as memory and cells go. Raises ValueError for a number below 1."""
     have = cores()
     if workers == "auto":
         memory = free_memory()
@@ -75,7 +75,21 @@ def plan_workers(workers: int | Literal["auto"], cells: int) -> Plan:
         count, why = min(workers, max(1, cells)), f"{have} cores, {cells} cells to run"
     else:
         raise ValueError(f"--workers is {workers!r} and must be a whole number from 1 on, or auto")
-    return Plan(count, max(1, have // count), why)
+    return Plan(count, why)
+
+
+def threads_each(processes: int, study: Study) -> tuple[int, str]:
+    """Threads for each of a study's processes, and why so many.
+
+    The user's OMP_NUM_THREADS; without it one for embedded models, which two threads on two cores train 3.5 times
+    slower, and for others a share of the cores.
+    """
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if given.isdigit() and int(given):
+        return int(given), f"OMP_NUM_THREADS is {given}"
+    if all(study.config(arm.name).model.path.startswith("seed:") for arm in study.arms):
+        return 1, "more would slow embedded models down"
+    return max(1, cores() // processes), "a share of the cores"
 
 
 @dataclass(frozen=True)
@@ -95,7 +109,7 @@ class GpuShare:
             return plan
         count = min(plan.workers, self.limit)
         why = f"{plan.why}, GPUs for {self.limit} cells at a time" + (f"; {self.note}" if self.note else "")
-        return replace(plan, workers=count, threads=max(1, cores() // count), why=why)
+        return replace(plan, workers=count, why=why)
 
 
 def gpus() -> list[str]:

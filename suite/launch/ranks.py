@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from suite.config import RunConfig, to_json
+from suite.failures import EngineDied, SyncError
 from suite.launch.machine import cores
-from suite.rollout.sync import SyncError
-from suite.rollout.vllm_engine import EngineDied
 from suite.run import Interrupted, NonFiniteLoss, Progress, RunInfo
 
 LOOK_S = 0.1

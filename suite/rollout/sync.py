@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from suite.failures import SyncError
 from suite.rollout.fingerprints import expected, learner_fingerprint, wrapped
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
@@ -34,10 +35,6 @@ Seen = Sequence[tuple[Sequence[float], Mapping[int, float]]]
 
 Held = Mapping[str, Sequence[tuple[int, int]]]
 """Per tensor of the engine: what each worker's checksum covers, and the checksum."""
-
-
-class SyncError(RuntimeError):
-    """The engine does not sample from the weights that it was given."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from suite import distributed
+from suite.failures import EngineDied
 from suite.rollout.remote import Answered, Asked
 from suite.rollout.transfer import private_folder
 from suite.rollout.vllm_host import ANSWER, FAILED, PART, READY
@@ -46,10 +47,6 @@ ON_GPU = {
 
 GONE_S = 10.0
 """How long the end of an engine's own processes, which hold memory of its GPUs, is waited for, seconds."""
-
-
-class EngineDied(RuntimeError):
-    """The engine is gone; the message ends with its own last words."""
 
 
 def require_vllm(what: str) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from suite.failures import EngineDied
 from suite.rollout.http_requests import GONE, Flight, Line, Refused
 from suite.rollout.remote import Answered, Asked
-from suite.rollout.vllm_engine import EngineDied
 
 GENERATE = "/inference/v1/generate"
 CONNECT_PATIENCE_S = 60.0

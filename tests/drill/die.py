@@ -13,6 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas  # noqa: F401  wandb and pyarrow look for it
+import wandb.sdk.launch  # noqa: F401  imported by wandb.init
+from transformers.models.llama import modeling_llama  # noqa: F401
+
 from suite.config import RunConfig, apply
 from suite.run import RunInfo, run
 from tests.suite.fakes import SMALL

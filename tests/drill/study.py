@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from suite.config import RunConfig, apply
 from suite.grading import Grader, Verdict
@@ -13,6 +12,9 @@ from suite.protocols import Prompt
 from suite.study import SEED_MODEL, Arm, Claim, Study
 from suite.tasks import TASKS
 from suite.tasks.arithmetic import FAMILIES, ArithmeticTask
+
+if TYPE_CHECKING:  # every launcher imports this file
+    from transformers import PreTrainedTokenizerBase
 
 
 class Judged(ArithmeticTask):

@@ -24,8 +24,8 @@ KILLS = 4
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The study's file; beside it the folder `alone`, in which nothing disturbed it."""
     folder = tmp_path_factory.mktemp("drill")
-    path = write(folder, range(2))
-    disturb(path, folder / "alone", workers=2, kills=0)
+    path = write(folder, range(1))
+    disturb(path, folder / "alone", workers=1, kills=0)
     return path
 
 

@@ -14,14 +14,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from suite import provenance
 from suite.config import RunConfig
+from suite.launch.machine import THREADS
 from suite.run import Interrupted, NonFiniteLoss, Progress, RunInfo
 from suite.sweep import Sweep
+
+if TYPE_CHECKING:  # every worker imports this file
+    import pytest
 
 STEPS = 6
 
@@ -64,7 +66,8 @@ def run(
     checkpoint = folder / "checkpoint.txt"
     start = int(checkpoint.read_text()) if checkpoint.exists() else 0
     with (folder / "starts.txt").open("a") as file:
-        file.write(f"{os.getpid()} {os.environ.get('OMP_NUM_THREADS')} {start}\n")
+        threads = {os.environ.get(name, "none") for name in THREADS}
+        file.write(f"{os.getpid()} {'/'.join(sorted(threads))} {start}\n")
     first = len((folder / "starts.txt").read_text().splitlines()) <= plan.get("times", 1)
     print(f"training {info.label}")
     for step in range(start + 1, STEPS + 1):

@@ -68,6 +68,16 @@ def test_help_and_config_import_nothing_heavy():
         assert command in done.stdout
 
 
+def test_what_only_watches_workers_imports_no_model():
+    code = (
+        "import sys\nimport suite.tune, suite.launch.local, suite.launch.ranks, suite.worker\n"
+        "heavy = {'torch', 'wandb', 'pandas', 'transformers', 'scipy', 'matplotlib'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
 def test_train_shows_every_option_with_its_docstring(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")
     with pytest.raises(SystemExit) as end:

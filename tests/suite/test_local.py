@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from suite.config import RunConfig
 from suite.launch import machine
 from suite.launch.display import Display, duration, page, totals
 from suite.launch.local import print_status, retry, run_study
-from suite.launch.machine import plan_workers
+from suite.launch.machine import Plan, plan_workers
 from suite.lease import Watch
 from suite.status import CellStatus, StudyStatus
 from suite.study import Arm, Study
@@ -81,7 +82,7 @@ def test_eight_cells_on_four_workers_run_once_each_and_a_second_run_only_what_is
     assert {each[0][1] for each in begun.values()} == {"1"}, "threads per worker"
     for line in (
         "mini: 2 arms x 4 seeds = 8 cells",
-        "4 workers with 1 threads each",
+        "4 workers with 1 thread each",
         "8 done, 0 running, 0 waiting, 0 failed",
     ):
         assert line in text
@@ -286,15 +287,46 @@ def test_unknown_arms_and_seeds_are_refused_with_near_names(tmp_path: Path) -> N
 def test_auto_shares_cores_and_memory_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "cores", lambda: 12)
     monkeypatch.setattr(machine, "free_memory", lambda: 5 * 2**30 + 1)
-    chosen = plan_workers("auto", 20)
-    assert (chosen.workers, chosen.threads, chosen.why) == (5, 2, "12 cores, 5.0 GB of memory free, 20 cells to run")
+    assert plan_workers("auto", 20) == Plan(5, "12 cores, 5.0 GB of memory free, 20 cells to run")
     assert plan_workers("auto", 3).workers == 3
-    assert (plan_workers(8, 20).workers, plan_workers(8, 20).threads) == (8, 1)
+    assert plan_workers(8, 20).workers == 8
     assert plan_workers(8, 2).workers == 2
     monkeypatch.setattr(machine, "free_memory", lambda: 100)
     assert plan_workers("auto", 3).workers == 1
     monkeypatch.setattr(machine, "free_memory", lambda: None)
     assert plan_workers("auto", 30).workers == 12
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "threads", "why"),
+    [
+        ("", "seed:addition", 1, "more would slow embedded models down"),
+        ("", "org/model", 4, "a share of the cores"),
+        ("3", "seed:addition", 3, "OMP_NUM_THREADS is 3"),
+        ("5,2", "org/model", 5, "OMP_NUM_THREADS is 5"),
+    ],
+)
+def test_threads_are_the_user_s_or_one_for_embedded_models_or_a_share_of_the_cores(
+    given: str, path: str, threads: int, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "cores", lambda: 12)
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    mixed = (Arm("a"), Arm("b", {"model.path": path}))
+    assert machine.threads_each(3, replace(study(), arms=mixed)) == (threads, why)
+
+
+@pytest.mark.parametrize(("given", "threads"), [(None, "1"), ("2", "2")])
+def test_a_worker_alone_takes_the_threads_that_are_said(
+    given: str | None, threads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "cores", lambda: 12)
+    for name in machine.THREADS:
+        monkeypatch.delenv(name, raising=False)
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    _, text = run(study(1, (1,)), tmp_path, 1)
+    assert f"1 workers with {threads} thread" in text
+    assert {each[0][1] for each in starts(tmp_path).values()} == {threads}
 
 
 def cell(arm: str, seed: int, status: Any, **more: Any) -> CellStatus:

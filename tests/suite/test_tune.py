@@ -195,8 +195,7 @@ def test_a_search_that_was_killed_anywhere_ends_the_same(whole: tuple[Path, Tune
     slow = {"seconds": 0.1}
     plan(folder, **{f"{arm}-t{n:02d}": slow for arm in ("online", "k") for n in range(4)})
     code = (
-        "import sys; sys.path[:0] = ['tests/suite']\n"
-        "from pathlib import Path\nfrom test_tune import study\nfrom suite.tune import tune_study\n"
+        "from pathlib import Path\nfrom tests.suite.tuned import study\nfrom suite.tune import tune_study\n"
         f"tune_study(study(), Path({str(folder)!r}), runner='tests.suite.fake_tune_runner:run')\n"
     )
     for kind in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):

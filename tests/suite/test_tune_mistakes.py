@@ -17,10 +17,12 @@ from rich.console import Console
 
 from suite import cli
 from suite.config import RunConfig, apply
+from suite.launch import machine
 from suite.search import Float, Int, LogFloat, OneOf, Search, examine, search_folder
+from suite.status import StudyStatus
 from suite.study import Arm
 from suite.tune import Tuned, tune_study
-from tests.suite.tuned import BETA, LR, ROOT, book, ended, study
+from tests.suite.tuned import BETA, LR, ROOT, book, ended, study, tune
 
 
 @pytest.fixture(autouse=True)
@@ -151,9 +153,23 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 
     seen: dict[str, Any] = {}
     monkeypatch.setattr("suite.tune.tune_study", lambda *a, **k: seen.update(a=a, **k) or Tuned({}, None, 130))
-    assert cli.main(["tune", str(path), "--workers", "3", "--allow-mixed"]) == 130
+    assert cli.main(["tune", str(path), "--workers", "3", "--allow-mixed", "--gpus-per-cell", "2"]) == 130
     assert seen["a"][1:] == (Path("runs/little"), 3, [path])
-    assert (seen["command"], seen["allow_mixed"]) == (f"suite tune {path}", True)
+    assert (seen["command"], seen["allow_mixed"], seen["gpus_per_cell"]) == (f"suite tune {path}", True, 2)
+
+
+def test_a_search_gives_its_workers_the_gpus_that_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "gpus", lambda: ["a", "b"])
+    seen: list[int] = []
+    stopped = StudyStatus("mini-tune", {}, (), interrupted=True)
+    monkeypatch.setattr("suite.tune.run_study", lambda *_, **how: seen.append(how["gpus_per_cell"]) or stopped)
+    found, _ = tune(study(), tmp_path / "mini", gpus_per_cell=2)
+    assert (seen, found.exit_code) == ([2], 130)
+    with pytest.raises(ValueError, match="--gpus-per-cell is 3, and this machine has 2 GPUs"):
+        tune(study(), tmp_path / "other", gpus_per_cell=3)
+    assert not search_folder(tmp_path / "other").exists()
 
 
 @pytest.mark.slow
@@ -167,7 +183,7 @@ def test_a_real_search_in_miniature_and_its_report(tmp_path: Path) -> None:
     search = Search({"online": {"optim.lr": LR}, "k": {"optim.lr": LR}}, 3, (7,), startup=1)
     one = replace(study(), base=base, arms=(Arm("online"), Arm("k", {"rollout.sync_period": 3})), search=search)
     one = replace(one, seeds=(1, 2))
-    found = tune_study(one, tmp_path / "mini", 2, console=Console(file=io.StringIO()))
+    found = tune_study(one, tmp_path / "mini", 1, console=Console(file=io.StringIO()))
     assert found.exit_code == 0
     report = json.loads((build(tmp_path / "mini").folder / "report.json").read_text())
     assert report["missing"] == [], "the trials are not taken for the study's runs"
