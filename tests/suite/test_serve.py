@@ -42,10 +42,11 @@ def asked(*sizes: int) -> list[list[tuple[tuple[int, ...], int]]]:
         ("", "rollout.server_url is empty; give the address at which `suite serve` listens"),
         ("node7:8000", "rollout.server_url is 'node7:8000'; give an address such as http://node7:8000"),
         ("http://node7:port", "give an address such as"),
-        (f"http://127.0.0.1:{free_port()}", "nobody answers at http://127.0.0.1:"),
+        ("http://127.0.0.1:{free}", "nobody answers at http://127.0.0.1:"),
     ],
 )
 def test_an_address_without_a_server_is_refused_in_one_sentence(url: str, words: str) -> None:
+    url = url.format(free=free_port())
     with pytest.raises(ValueError, match=r"rollout\.server_url") as caught:
         Server.connect(url)
     assert words in str(caught.value)

@@ -1,4 +1,5 @@
-"""An engine that is spread over devices (tensor parallel) and fed through vLLM's own weight transfer, on the CPU."""
+"""Engines on the CPU that are not of the plain kind: tensor parallel and fed through vLLM's own weight transfer, and in
+another precision than the learner."""
 
 from __future__ import annotations
 
@@ -9,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_llama import make
+from vllm_rig import Rig, skipping
 
 from suite.config import ModelConfig
 from suite.policy import Policy
 from suite.protocols import Request, Sampling
 from suite.rollout.in_process import InProcessSampler
-from suite.rollout.sync import SyncError
+from suite.rollout.sync import TOLERANCE, SyncError
 from suite.rollout.vllm_engine import Settings, acquire, architecture, release_all
 from suite.rollout.vllm_sampler import VllmSampler
 
@@ -77,3 +79,23 @@ def move(policy: Policy, size: float) -> None:
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.add_(size * torch.randn(parameter.shape, generator=noise))
+
+
+def test_a_bfloat16_engine_holds_the_weights_of_a_float32_learner_cast(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try:
+        rig = Rig(model, monkeypatch, rollout__engine_dtype="bfloat16")
+        held, _ = rig.engine.ask("fingerprint")
+        assert set(rig.engine.comparable) == set(held)
+        rig.move(0.05)
+        assert TOLERANCE["float32"] < rig.load(3) < TOLERANCE["bfloat16"]
+        learner = rig.policy.model.state_dict()
+        for name, tensor in rig.sampler.weights().items():
+            assert torch.equal(tensor, learner[name].to(torch.bfloat16))
+        rig.move(1e-3)
+        skipping("reload", "derive")(rig, monkeypatch)
+        with pytest.raises(SyncError, match="not the learner's: the checksum of"):
+            rig.load(4)
+    finally:
+        release_all()
