@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
 import tempfile
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -22,8 +22,10 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def private_folder(parent: str = "") -> Path:
-    """A new folder in shared memory, or in `parent`, that goes when this process ends; one in shared memory that a
-    killed process has left goes at the next call. Raises ValueError if `parent` is no folder."""
+    """A new folder in shared memory, or in `parent`, for its maker to remove. Raises ValueError if `parent` is none.
+
+    What killed processes have left in shared memory is removed first.
+    """
     if parent and not Path(parent).is_dir():
         raise ValueError(f"rollout.transfer_folder: there is no folder {parent}")
     for left in SHARED_MEMORY.glob("suite-vllm-*"):
@@ -33,7 +35,6 @@ def private_folder(parent: str = "") -> Path:
     place = Path(tempfile.mkdtemp(prefix=f"suite-vllm-{os.getpid()}-", dir=parent or shared))
     if parent:
         place.chmod(0o755)  # another user's server reads there
-    atexit.register(shutil.rmtree, place, ignore_errors=True)
     return place
 
 
@@ -53,10 +54,13 @@ class FileTransfer:
     """A safetensors file, written by rank 0, that engines take through `reload_weights`. It stays until the next one.
 
     `engine` is None on a rank that leads none. The file is replaced, never written over: who reads the old one goes on.
+    The folder goes with this object, or with the process.
     """
 
     def __init__(self, engine: Remote | None, dtype: str, folder: Path) -> None:
         self._engine, self._dtype, self._folder = engine, getattr(torch, dtype), folder
+        if distributed.is_main():
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
 
     def send(self, weights: Mapping[str, torch.Tensor]) -> int:
         """See the protocol."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
@@ -345,6 +346,9 @@ def test_a_file_of_weights_is_replaced_and_never_written_over(tmp_path: Path) ->
         assert old.read() == first
     assert load_file(file)["a"].tolist() == [0.0, 0.0]
     assert [path.name for path in file.parent.iterdir()] == [transfer.FILE]
+    del to  # the next cell's weights have a folder of their own
+    gc.collect()
+    assert not file.parent.exists()
 
 
 def test_checksums_are_made_where_the_weights_are_and_eight_bits_are_summed_as_they_are() -> None:
