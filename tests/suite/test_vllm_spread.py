@@ -93,7 +93,7 @@ def test_a_bfloat16_engine_holds_the_weights_of_a_float32_learner_cast(
         learner = rig.policy.model.state_dict()
         for name, tensor in rig.sampler.weights().items():
             assert torch.equal(tensor, learner[name].to(torch.bfloat16))
-        rig.move(1e-3)
+        rig.move(1e-4)
         skipping("reload", "derive")(rig, monkeypatch)
         with pytest.raises(SyncError, match="not the learner's: the checksum of"):
             rig.load(4)
