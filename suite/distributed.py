@@ -87,19 +87,11 @@ def on_main(compute: Callable[[], T]) -> T:
     """
     if size() == 1:
         return compute()
-    box: list[tuple[bool, object]] = [(True, None)]
-    failed: BaseException | None = None
-    if is_main():
-        try:
-            box = [(True, compute())]
-        except BaseException as error:  # noqa: BLE001 - raised below, once the others know
-            box, failed = [(False, f"{type(error).__name__}: {error}")], error
+    value, failed = _tried(compute) if is_main() else (None, None)
+    box = [(value, _words(failed))]
     dist.broadcast_object_list(box, src=0)
-    if failed is not None:
-        raise failed
-    done, value = box[0]
-    if not done:
-        raise Abandoned(str(value))
+    value, words = box[0]
+    _agree(failed, [words])
     return value  # type: ignore[return-value]
 
 
@@ -110,18 +102,38 @@ def together(compute: Callable[[], T]) -> T:
     """
     if size() == 1:
         return compute()
-    value: T | None = None
-    failed: BaseException | None = None
+    value, failed = _tried(compute)
+    _agree(failed, gathered(_words(failed)))
+    return value  # type: ignore[return-value]
+
+
+def everywhere(compute: Callable[[], T]) -> list[T]:
+    """What `compute` gives on every rank, in their order, to all of them; errors as in `together`."""
+    if size() == 1:
+        return [compute()]
+    value, failed = _tried(compute)
+    found = gathered((value, _words(failed)))
+    _agree(failed, [words for _, words in found])
+    return [value for value, _ in found]  # type: ignore[misc]
+
+
+def _tried(compute: Callable[[], T]) -> tuple[T | None, BaseException | None]:
     try:
-        value = compute()
-    except BaseException as error:  # noqa: BLE001 - raised below, once the others know
-        failed = error
-    words = gathered("" if failed is None else f"{type(failed).__name__}: {failed}")
+        return compute(), None
+    except BaseException as error:  # noqa: BLE001 - raised by `_agree`, once the others know
+        return None, error
+
+
+def _words(failed: BaseException | None) -> str:
+    return "" if failed is None else f"{type(failed).__name__}: {failed}"
+
+
+def _agree(failed: BaseException | None, words: Sequence[str]) -> None:
+    """Raises this rank's error, else Abandoned with another rank's words, if there are any."""
     if failed is not None:
         raise failed
     if any(words):
         raise Abandoned(next(filter(None, words)))
-    return value  # type: ignore[return-value]
 
 
 def gathered(value: T) -> list[T]:

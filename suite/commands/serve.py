@@ -8,6 +8,7 @@ import sys
 from typing import Literal
 
 from suite.rollout.vllm_engine import ON_CPU, ON_GPU, python_path, require_vllm
+from suite.rollout.vllm_host import CPU_BLOCK, cpu_cache
 
 _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -51,9 +52,8 @@ def serve(
     there = ON_CPU if cpu else ON_GPU
     environment = {**_ENVIRONMENT, **there, **os.environ, "PYTHONPATH": python_path(), "VLLM_SERVER_DEV_MODE": "1"}
     if cpu:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        cache = str(int((memory_share or 0.03) * memory))
-        options += ["--enforce-eager", "--block-size", "32", "--kv-cache-memory-bytes", cache]
+        cache = ("--block-size", str(CPU_BLOCK), "--kv-cache-memory-bytes", str(cpu_cache(memory_share)))
+        options += ["--enforce-eager", *cache]
     elif memory_share:
         options += ["--gpu-memory-utilization", str(memory_share)]
     if not cpu and transfer != "file":

