@@ -19,6 +19,7 @@ from typing import Any, Literal
 from suite.registry import unknown
 from suite.sections import (
     FROM_ARM,
+    FROM_SEED,
     CriticConfig,
     EvalConfig,
     JudgeConfig,
@@ -36,6 +37,7 @@ from suite.sections import (
 
 __all__ = [
     "FROM_ARM",
+    "FROM_SEED",
     "CriticConfig",
     "EvalConfig",
     "JudgeConfig",
@@ -131,12 +133,15 @@ def apply(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
 
 
 def differences(config: RunConfig, control: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """Options, seed aside, in which two configurations differ: name -> (control's value, config's value)."""
-    theirs = flatten(control)
+    """Options in which two configurations differ: name -> (control's value, config's value).
+
+    Left out are the seed and what the harness fills in.
+    """
+    mine, theirs = flatten(config), flatten(control)
     return {
-        name: (theirs[name], value)
-        for name, value in flatten(config).items()
-        if value != theirs[name] and name != "seed"
+        name: (theirs[name], mine[name])
+        for name, item, _ in _leaf_fields(type(config))  # type: ignore[arg-type]  # a class is hashable
+        if mine[name] != theirs[name] and name != "seed" and not item.metadata.get("filled_in")
     }
 
 

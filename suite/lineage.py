@@ -12,7 +12,7 @@ from suite.config import FROM_ARM, RunConfig, apply
 from suite.declaration import Choice
 from suite.run import MODEL
 from suite.status import StudyStatus
-from suite.study import Study
+from suite.study import Cell, Study
 
 
 def placed(config: RunConfig, folder: Path, arm: str, found: Iterable[FrozenTrial]) -> RunConfig:
@@ -26,6 +26,28 @@ def placed(config: RunConfig, folder: Path, arm: str, found: Iterable[FrozenTria
         why = "was not run in its present definition" if trial is None else f"failed in {trial.user_attrs['cell']}"
         raise ValueError(f"arm {arm!r} starts from arm {parent!r}, which {why}; see to that one first")
     return apply(config, {"model.folder": str((folder / "cells" / trial.user_attrs["cell"] / MODEL).resolve())})
+
+
+def check_shared(cells: Iterable[Cell], found: Iterable[FrozenTrial], rerun: Choice) -> None:
+    """Raises ValueError if declared cells would start from other weights of a model than cells that stay beside them.
+
+    Compared under equal names of models, so that no two arms, and no two replicates of one, differ unseen in what they
+    start from.
+    """
+    kept = {
+        tuple(trial.user_attrs.get("weights", ())): trial.user_attrs["cell"]
+        for trial in found
+        if trial.state != TrialState.FAIL and not rerun.takes(trial.user_attrs["arm"], trial.user_attrs["seed"])
+    }
+    theirs = {pair[0]: (pair[1], cell) for pair, cell in kept.items() if pair}
+    for cell in cells:
+        path, weights = cell.config.model.path, cell.config.model.weights
+        known, name = theirs.setdefault(path, (weights, cell.name))
+        if weights and known != weights:
+            raise ValueError(
+                f"cell {cell.name} would start from weights {weights} of {path!r}, and cell {name} starts from "
+                f"{known}; put those back, or run every cell anew with --rerun-stale"
+            )
 
 
 def check_chosen(study: Study, status: StudyStatus, choice: Choice, seeds: Collection[int]) -> None:

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from suite import starts
 from suite.config import FROM_ARM, RunConfig, flatten
 from suite.registry import Registry
 
@@ -174,7 +175,8 @@ def reads(config: RunConfig) -> frozenset[str]:
     }
     loop -= {"rollout.reference_sync"} | ({"rollout.fixed_batches"} if config.rollout.source != "fixed" else set())
     loop -= set() if config.rollout.dynamic_sampling else {"rollout.max_gen_batches"}
-    loop -= set() if config.model.path.startswith(FROM_ARM) else {"model.parent", "model.folder"}
+    loop -= {"model.weights"} if config.model.path.startswith(FROM_ARM) else {"model.parent", "model.folder"}
+    loop -= set() if starts.on_hub(config.model.path) else {"model.revision"}
     engine = "in_process" if config.rollout.source == "external" else config.rollout.engine
     loop -= {f"rollout.{name}" for name in frozenset().union(*_ENGINES.values()) - _ENGINES[engine]}
     loop |= {"task.name", "reward.shaping"}

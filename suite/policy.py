@@ -4,43 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import is_flash_attn_2_available
 
-from suite import distributed, seed_model
+from suite import distributed
 from suite.batch import Batch, pad
-from suite.config import ModelConfig
-
-WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
-
-
-def resolve_path(path: str, option: str = "model.path") -> str:
-    """`seed:NAME` becomes the folder of that seed model (trained if need be); a folder must hold weights.
-
-    Raises ValueError, naming the option and the folder, if it has no configuration or no safetensors weights.
-    """
-    if path.startswith("seed:"):
-        return str(seed_model.ensure(path.removeprefix("seed:")))
-    folder = Path(path)
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ValueError(f"{option}: the folder {path} has no config.json; give a Hugging Face model folder")
-        if not any((folder / name).is_file() for name in WEIGHT_FILES):
-            raise ValueError(f"{option}: the folder {path} has no weights (looked for {' and '.join(WEIGHT_FILES)})")
-    elif path.startswith((".", "/", "~")):
-        raise ValueError(f"{option}: there is no folder {path}")
-    return path
+from suite.config import FROM_SEED, ModelConfig
+from suite.starts import folder_of
 
 
 def attention_kernel(config: ModelConfig) -> str | None:
     """The kernel to ask transformers for; None leaves the choice to it."""
     if config.attention != "auto":
         return config.attention
-    if config.path.startswith("seed:"):
+    if config.path.startswith(FROM_SEED):
         return "eager"
     # it computes in half precision alone
     flash = config.dtype == "bfloat16" and torch.cuda.is_available() and is_flash_attn_2_available()
@@ -60,9 +40,10 @@ class Policy:
     def load(cls, config: ModelConfig) -> Policy:
         """From a hub id, a folder or `seed:NAME`; safetensors only; evaluation mode, so dropout never acts.
 
-        Raises ValueError if the model cannot be found or has no end-of-sequence token.
+        Raises ValueError if the model cannot be found, is another than the run was declared with, or has no
+        end-of-sequence token.
         """
-        path = resolve_path(config.folder or config.path)
+        path = folder_of(config)
         transformers.utils.logging.disable_progress_bar()
         common = {"trust_remote_code": config.trust_remote_code}
         try:

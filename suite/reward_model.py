@@ -20,10 +20,10 @@ import transformers
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from suite.policy import resolve_path
 from suite.preferences import Preference, length_accuracy, load, split
 from suite.randomness import permutation
 from suite.reward_config import RewardModelConfig
+from suite.starts import resolve_path
 from suite.tasks.encoding import encode_completion, encode_prompt
 
 REPORT = "reward_model.json"

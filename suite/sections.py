@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-FROM_ARM = "arm:"
-"""Begins a `model.path` that names another arm."""
+FROM_ARM, FROM_SEED = "arm:", "seed:"
+"""Begin a `model.path` that names another arm, and one that names an embedded seed model."""
 
 SyncPeriod = int | Literal["inf"]
 
@@ -16,12 +16,22 @@ def _execution(default: Any) -> Any:
     return field(default=default, metadata={"identity": False})
 
 
+def _filled_in() -> Any:
+    """A field of a run's identity that the harness fills in: it follows from others, and no arm is told by it."""
+    return field(default="", metadata={"filled_in": True})
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     path: str = "seed:addition"
-    """The seed model: a hub id, a folder, `seed:NAME`, an embedded tiny model, trained once and cached, or `arm:NAME`,
-    the final model of another arm of the study under the same seed."""
-    parent: str = ""
+    """The model to start from: a hub id, a folder, `seed:NAME`, an embedded tiny model, or `arm:NAME`, the final model
+    of another arm of the study under the same seed. `{seed}` in it is the run's own seed: `seed:addition/{seed}`."""
+    revision: str = ""
+    """For a hub id: its branch, tag or commit. Empty = main."""
+    weights: str = _filled_in()
+    """Filled in when a run is declared: which weights it starts from. For a hub id the commit, for a folder or an
+    embedded model a hash of its files. A run whose weights are others is refused."""
+    parent: str = _filled_in()
     """For `arm:NAME`, filled in by the study: the fingerprint of the run that it stands for."""
     folder: str = _execution("")
     """For `arm:NAME`, filled in by the sweep: where that run's final model lies."""

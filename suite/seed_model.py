@@ -1,54 +1,35 @@
-"""The embedded seed models: tiny Llamas trained once on the embedded tasks and cached in the user's cache folder.
+"""The embedded seed models: tiny Llamas that are right about two times in five, where reinforcement learning starts.
 
-Supervised training on a verified task stops when greedy validation accuracy first reaches the target, so that
-reinforcement learning starts from a model that is right about two times in five. Replies are written as the
-people of that task write them: what is to be learnt is which of them are liked.
+Those of the shipped studies are files of the project, so that a study starts from the same weights on every machine.
+Others are trained by recipe when they are first needed, and kept in the user's cache folder. Replies are written as
+the people of that task write them: what is to be learnt is which of them are liked.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import inspect
 import json
 import os
 import shutil
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import cache, lru_cache
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from suite import randomness, seed_training
 from suite.registry import unknown
+from suite.seed_training import SeedRecipe, tokenizer
+from suite.tasks import arithmetic, replies
 
 if TYPE_CHECKING:
-    import torch
-    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedModel
 
+__all__ = ["PACKAGED", "RECIPES", "cache_root", "cached", "ensure", "recipe", "tokenizer", "weights"]
 
-@dataclass(frozen=True)
-class SeedRecipe:
-    """A tiny Llama and its supervised training. Steps, not seconds, bound it, so that it is the same everywhere."""
-
-    tasks: tuple[str, ...]
-    """What it learns; a loss is the mean of the tasks' losses."""
-    max_steps: int
-    hidden_size: int = 96
-    layers: int = 3
-    heads: int = 4
-    intermediate_size: int = 256
-    batch_sizes: tuple[int, ...] = (128,)
-    """Examples of each task at every step."""
-    head_start: int = 0
-    """Steps on the last task alone, which come first: a slow task beside one that is learnt suddenly."""
-    lr: float = 3e-3
-    warmup_steps: int = 50
-    target: float = 0.40
-    """Greedy validation accuracy on the first task at which training stops; 0 = after `max_steps`."""
-    check_every: int = 10
-    seed: int = 0
-
+PACKAGED = Path(__file__).resolve().parent / "seed_models"
+"""The folder of the models that come with the project."""
 
 RECIPES = {
     "addition": SeedRecipe(("addition",), max_steps=1500),
@@ -58,34 +39,52 @@ RECIPES = {
 }
 
 
-@dataclass(frozen=True)
-class Lesson:
-    """What a task teaches a seed model."""
-
-    tokens: Sequence[str]
-    """Its alphabet."""
-    examples: Callable[[], list[tuple[str, str]]]
-    """Prompts and completions of its training split."""
-
-
-def lesson(task: str) -> Lesson:
-    """The lesson of an embedded task."""
-    from suite.tasks import arithmetic, replies
-
-    if task in arithmetic.FAMILIES:
-        family = arithmetic.FAMILIES[task]
-        return Lesson(
-            arithmetic.CHARACTERS,
-            lambda: [(problem.text, family.solve(problem)) for problem in family.problems()["train"]],
-        )
-    return Lesson(replies.TOKENS, replies.examples)
-
-
 def recipe(name: str) -> SeedRecipe:
-    """The recipe called `name`; ValueError with near names if there is none."""
-    if name not in RECIPES:
-        raise unknown("seed model", name, RECIPES)
-    return RECIPES[name]
+    """The recipe of the seed model called `name`: `addition`, or `addition/3` for the one of recipe seed 3.
+
+    ValueError with near names if there is none.
+    """
+    kind, slash, seed = name.partition("/")
+    if kind not in RECIPES:
+        raise unknown("seed model", kind, RECIPES)
+    if slash and not (seed.isascii() and seed.isdigit()):
+        raise ValueError(f"seed model {name!r}: what follows the slash must be a whole number, as in {kind}/3")
+    return replace(RECIPES[kind], seed=int(seed or 0))
+
+
+def packaged(name: str) -> Path:
+    """Where the project keeps the file of that seed model, if it comes with it."""
+    return PACKAGED / f"{name.partition('/')[0]}-{recipe(name).seed}.safetensors"
+
+
+def file_of(name: str) -> Path:
+    """The file of a seed model: the project's own, or the place in the cache of one that is trained when needed."""
+    own = packaged(name)
+    return own if own.is_file() else cache_root() / f"seed-{own.stem}-{content_hash(name)}.safetensors"
+
+
+def weights(name: str) -> str:
+    """The identity of a seed model's weights, 16 hex digits of its file's SHA-256; empty if it is not trained yet."""
+    file = file_of(name)
+    return _hash(file, file.stat().st_mtime_ns) if file.is_file() else ""
+
+
+@lru_cache(maxsize=256)
+def _hash(file: Path, mtime_ns: int) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+
+
+@cache
+def content_hash(name: str) -> str:
+    """Hash of all that decides a seed model's weights on one machine: the recipe, the code of tasks, training and
+    sampling, torch's version."""
+    import torch
+
+    from suite.rollout import in_process
+
+    parts = [json.dumps(asdict(recipe(name)), sort_keys=True), torch.__version__.split("+")[0]]
+    parts += [inspect.getsource(module) for module in (seed_training, arithmetic, replies, randomness, in_process)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def cache_root() -> Path:
@@ -95,172 +94,56 @@ def cache_root() -> Path:
     return Path(os.environ.get("SUITE_CACHE") or user_cache_path("rl-ablation-suite", appauthor=False))
 
 
-def content_hash(name: str) -> str:
-    """Hash of all that decides the weights: the recipe, the task's code, this module's code and torch's version."""
-    import torch
-
-    parts = [json.dumps(dataclasses.asdict(recipe(name)), sort_keys=True), torch.__version__.split("+")[0]]
-    parts += [inspect.getsource(module) for module in dict.fromkeys(map(_module, recipe(name).tasks))]
-    parts += [inspect.getsource(train)]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def _module(task: str) -> ModuleType:
-    from suite.tasks import arithmetic, replies
-
-    return arithmetic if task in arithmetic.FAMILIES else replies
-
-
-def tokenizer(*tasks: str) -> PreTrainedTokenizerFast:
-    """The tokenizer of the embedded tasks (arithmetic alone if none is named), with BOS, EOS and PAD.
-
-    A character is a token, `\\boxed{` is one, and so is a word with the space before it.
-    """
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    tokens = dict.fromkeys(token for task in tasks or ("addition",) for token in lesson(task).tokens)
-    vocabulary = {token: i for i, token in enumerate(["<pad>", "<bos>", "<eos>", "<unk>", *tokens])}
-    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"\\boxed\{| ?[a-z]+|."), "isolated")
-    core.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", unk_token="<unk>",
-        clean_up_tokenization_spaces=False,
-    )  # fmt: skip
+def train(name: str, say: Callable[[str], None] | None = None) -> Path:
+    """The file of a seed model, trained first if it is not there; safe in parallel processes."""
+    file = file_of(name)
+    return file if file.is_file() else cached(file.name, lambda path: seed_training.train(recipe(name), path, say))
 
 
 def ensure(name: str, say: Callable[[str], None] | None = None) -> Path:
-    """The folder of the trained seed model, training it first if it is not in the cache; safe in parallel processes."""
-    return cached(f"seed-{name}-{content_hash(name)}", lambda folder: train(recipe(name), folder, say))
+    """The folder of a seed model, as Hugging Face's loaders read it; trained first if need be."""
+    file = train(name, say)
+    # the tasks decide the tokenizer, transformers the form of the folder
+    form = hashlib.sha256((inspect.getsource(arithmetic) + inspect.getsource(replies)).encode()).hexdigest()[:8]
+    return cached(f"seed-{packaged(name).stem}-{weights(name)}-{form}", lambda folder: _unpack(name, file, folder))
+
+
+def _unpack(name: str, file: Path, folder: Path) -> None:
+    plan = recipe(name)
+    words = tokenizer(*plan.tasks)
+    unpack(file, seed_training.new_model(plan, words), folder)
+    words.save_pretrained(folder)
+
+
+def unpack(file: Path, model: PreTrainedModel, folder: Path) -> None:
+    """Fill a model from a file in half precision and write it, in single precision, as a Hugging Face folder."""
+    import transformers
+    from safetensors.torch import load_file
+
+    model.load_state_dict({key: value.float() for key, value in load_file(file).items()})
+    transformers.utils.logging.disable_progress_bar()
+    model.save_pretrained(folder)
+
+
+def about(name: str) -> dict[str, Any]:
+    """What the file of a trained seed model says of itself: `recipe`, `steps`, `validation_accuracy`."""
+    return seed_training.about(file_of(name))
 
 
 def cached(name: str, make: Callable[[Path], object]) -> Path:
-    """The folder `name` of the cache, made first if it is not there; whole or absent, safe in parallel processes."""
+    """The file or folder `name` of the cache, made first if it is not there; whole or absent, safe in parallel
+    processes."""
     from filelock import FileLock
 
-    folder = cache_root() / name
-    if folder.is_dir():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
-        if not folder.is_dir():
-            partial = folder.with_name(f"{folder.name}.partial")
-            shutil.rmtree(partial, ignore_errors=True)
+    place = cache_root() / name
+    if place.exists():
+        return place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{place}.lock"):
+        if not place.exists():
+            partial = place.with_name(f"{place.name}.partial")
+            if partial.is_dir():
+                shutil.rmtree(partial)
             make(partial)
-            partial.rename(folder)
-    return folder
-
-
-def _new_model(plan: SeedRecipe, words: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(plan.seed)
-        return LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=len(words), hidden_size=plan.hidden_size, num_hidden_layers=plan.layers,
-                num_attention_heads=plan.heads, num_key_value_heads=plan.heads,
-                intermediate_size=plan.intermediate_size, max_position_embeddings=128, tie_word_embeddings=False,
-                bos_token_id=words.bos_token_id, eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id,
-            )
-        ).eval()  # fmt: skip
-
-
-def _tensors(task: str, words: PreTrainedTokenizerFast) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and labels of a task's examples, padded on the right; prompts carry no loss."""
-    import torch
-
-    rows = []
-    for prompt, completion in lesson(task).examples():
-        asked = words.encode(prompt, add_special_tokens=False)
-        answer = words.encode(completion, add_special_tokens=False)
-        rows.append(([words.bos_token_id, *asked], [*answer, words.eos_token_id]))
-    width = max(len(asked) + len(answer) for asked, answer in rows)
-    ids = torch.zeros((len(rows), width), dtype=torch.long)
-    labels = torch.full((len(rows), width), -100)
-    for row, (asked, answer) in enumerate(rows):
-        ids[row, : len(asked) + len(answer)] = torch.tensor(asked + answer)
-        labels[row, len(asked) : len(asked) + len(answer)] = torch.tensor(answer)
-    return ids, labels
-
-
-def train(plan: SeedRecipe, folder: Path, say: Callable[[str], None] | None = None) -> None:
-    """Train by a recipe and write a plain Hugging Face folder with `seed.json` (steps, accuracy, seconds).
-
-    Raises RuntimeError if a target is not reached within the recipe's steps.
-    """
-    import torch
-
-    from suite.randomness import generator
-
-    words = tokenizer(*plan.tasks)
-    model = _new_model(plan, words)
-    lessons = [_tensors(task, words) for task in plan.tasks]
-    accuracy_of = _examination(plan, model, words)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=plan.lr, betas=(0.9, 0.98), weight_decay=0.01)
-    start, accuracy = time.monotonic(), 0.0
-    for step in range(1, plan.max_steps + 1):
-        losses = []
-        for number, (ids, labels) in enumerate(lessons):
-            if step <= plan.head_start and number < len(lessons) - 1:
-                continue
-            rng = generator(plan.seed, step, "seed model", *([number] if number else []))
-            chosen = torch.from_numpy(rng.integers(len(ids), size=plan.batch_sizes[number]))
-            width = int((labels[chosen] != -100).any(0).nonzero().max()) + 1
-            losses.append(model(input_ids=ids[chosen, :width], labels=labels[chosen, :width]).loss)
-        optimizer.zero_grad()
-        torch.stack(losses).mean().backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = plan.lr * min(1.0, step / plan.warmup_steps)
-        optimizer.step()
-        if plan.target and step > plan.head_start and step % plan.check_every == 0 and losses[0].item() < 1.0:
-            accuracy = accuracy_of()
-            if accuracy >= plan.target:
-                break
-        if say and step % 100 == 0:
-            shown = ", ".join(f"{loss.item():.3f}" for loss in losses)
-            say(f"seed model {plan.tasks}: step {step}, loss {shown}, {accuracy:.1%}, {time.monotonic() - start:.0f} s")
-    if accuracy < plan.target:
-        raise RuntimeError(
-            f"the seed model of {plan.tasks} reached {accuracy:.1%} in {plan.max_steps} steps; "
-            f"its target is {plan.target:.0%}"
-        )
-    _save(model, words, folder, {"tasks": plan.tasks, "steps": step, "validation_accuracy": accuracy}, start)
-    if say:
-        say(f"seed model {plan.tasks}: {accuracy:.1%} on held-out problems, {time.monotonic() - start:.0f} s")
-
-
-def _examination(plan: SeedRecipe, model: LlamaForCausalLM, words: PreTrainedTokenizerFast) -> Callable[[], float]:
-    """Greedy validation accuracy on the first task; on 100 problems only while it is far from the target."""
-    from suite.config import RunConfig, TaskConfig
-    from suite.evaluate import greedy_accuracy
-    from suite.rollout.in_process import InProcessSampler
-    from suite.tasks import build
-
-    if not plan.target:
-        return lambda: 0.0
-    task = build(RunConfig(task=TaskConfig(name=plan.tasks[0])), words)
-    sampler = InProcessSampler(model, pad_id=words.pad_token_id, stop_ids=(words.eos_token_id,))
-    held_out = task.held_out("validation", 0)
-
-    def accuracy() -> float:
-        # most checks come long before the target
-        found = greedy_accuracy(sampler, task, held_out[:100], words)
-        return greedy_accuracy(sampler, task, held_out, words) if found >= plan.target - 0.08 else found
-
-    return accuracy
-
-
-def _save(
-    model: LlamaForCausalLM, words: PreTrainedTokenizerFast, folder: Path, report: dict[str, object], start: float
-) -> None:
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
-    model.save_pretrained(folder)
-    words.save_pretrained(folder)
-    seconds = round(time.monotonic() - start, 1)
-    (folder / "seed.json").write_text(json.dumps({**report, "seconds": seconds}, indent=1))
+            partial.rename(place)
+    return place

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from suite.config import FROM_ARM, RunConfig, apply, differences, fingerprint
+from suite.config import FROM_ARM, ModelConfig, RunConfig, apply, differences, fingerprint
 from suite.registry import unknown
 from suite.search import Search
+from suite.starts import pinned
 
 SEED_MODEL = "seed model"
 """Stands in a claim for the model before training: each run's own evaluation at step 0."""
@@ -108,14 +109,20 @@ class Study:
     def config(self, arm: str, seed: int | None = None) -> RunConfig:
         """The resolved configuration of an arm (under a seed).
 
-        That of an arm which starts from another one holds the other's fingerprint, and so changes with it. Raises
-        ValueError if it starts, through others or not, from itself.
+        With a seed it names the weights that it starts from, as far as they are known. That of an arm which starts
+        from another one holds the other's fingerprint, and so changes with it. Raises ValueError if it starts, through
+        others or not, from itself.
         """
         overrides = dict(self.arm(arm).overrides)
         config = apply(self.base, overrides if seed is None else {**overrides, "seed": seed})
+        config = config if seed is None else pinned(config)
         for parent in self.lineage(arm)[:1]:
             config = apply(config, {"model.parent": fingerprint(self.config(parent, seed))})
         return config
+
+    def models(self) -> list[ModelConfig]:
+        """What its cells start from, cell by cell."""
+        return [self.config(arm.name, seed).model for seed in self.seeds for arm in self.arms]
 
     def lineage(self, arm: str) -> list[str]:
         """The arms that an arm starts from, the nearest first; ValueError for an unknown one and for a circle."""
@@ -147,8 +154,7 @@ class Study:
 
     def differs(self, arm: str) -> dict[str, tuple[Any, Any]]:
         """What an arm changes against the control: option -> (control's value, arm's value)."""
-        found = differences(self.config(arm), self.config(self.control.name))
-        return {name: pair for name, pair in found.items() if name != "model.parent"}
+        return differences(self.config(arm), self.config(self.control.name))
 
     def check(self) -> None:
         """Raises ValueError for repeated names or seeds, arms of one configuration, or claims on unknown arms."""

@@ -16,7 +16,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from suite import failures, lineage, trials
+from suite import failures, lineage, starts, trials
 from suite.config import RunConfig, fingerprint, from_json
 from suite.declaration import (
     ALL,
@@ -71,6 +71,7 @@ class Sweep:
         library versions, or code that changed while workers run, instead of refusing them. Raises ValueError for a
         study or folder or storage that cannot be used, or a folder that holds another study.
         """
+        starts.prepare(study.models())
         cells = study.cells()
         check_folder(folder)
         old = read_declaration(folder) if (folder / "study.json").exists() else None
@@ -290,6 +291,7 @@ class Sweep:
     def _declare(self, study: Study, cells: Sequence[Cell], rerun_stale: Choice) -> None:
         found = self._trials()
         latest, finished = trials.latest(found), trials.finished(found)
+        lineage.check_shared(cells, latest.values(), rerun_stale)
         new, base = [], {}
         for cell in cells:
             trial, again = latest.get(cell.fingerprint), rerun_stale.takes(cell.arm, cell.seed)

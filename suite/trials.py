@@ -45,6 +45,7 @@ def add(inner: optuna.Study, study: Study, cells: Iterable[Cell], base: dict[str
             params[name], spaces[name] = value, space
         attrs = {"cell": cell.name, "arm": cell.arm, "seed": cell.seed, "fingerprint": cell.fingerprint}
         attrs |= {"starts_from": cell.starts_from} if cell.starts_from else {}
+        attrs |= {"weights": [cell.config.model.path, cell.config.model.weights]} if cell.config.model.weights else {}
         lease = {"number": (base or {}).get(cell.fingerprint, 0), "owner": ""}
         inner.add_trial(
             create_trial(
@@ -58,7 +59,7 @@ def add(inner: optuna.Study, study: Study, cells: Iterable[Cell], base: dict[str
 
 def repeat(inner: optuna.Study, trial: FrozenTrial) -> None:
     """Adds a waiting trial for the cell of a finished one, whose record stays. Fencing numbers go on counting."""
-    names = ("cell", "arm", "seed", "fingerprint", "lease", "starts_from")
+    names = ("cell", "arm", "seed", "fingerprint", "lease", "starts_from", "weights")
     kept = {name: trial.user_attrs[name] for name in names if name in trial.user_attrs}
     kept["lease"] = {"number": kept["lease"]["number"], "owner": ""}
     kept["after"] = trial.number

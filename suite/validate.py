@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from suite.config import FROM_ARM, RunConfig, check_types, flatten
+from suite.config import FROM_ARM, FROM_SEED, RunConfig, check_types, flatten
 from suite.options import RANGES, choices, reads, who_reads
 from suite.registry import unknown
 from suite.seed_model import recipe
+from suite.starts import SEED_OF_RUN
 
 
 def validate(config: RunConfig) -> None:
@@ -167,10 +168,10 @@ def _check_task(config: RunConfig) -> Iterator[str]:
     elif path.startswith(FROM_ARM):
         if not config.model.parent:
             yield f"model.path is {path!r}, the final model of another arm: only an arm of a study can start from it"
-    elif path.startswith("seed:"):
-        recipe(path.removeprefix("seed:"))
-    elif Path(path).is_dir() or path.startswith(("/", ".", "~")):
-        from suite.policy import resolve_path
+    elif path.startswith(FROM_SEED):
+        recipe(path.removeprefix(FROM_SEED).replace(SEED_OF_RUN, "0"))
+    elif SEED_OF_RUN not in path and (Path(path).is_dir() or path.startswith(("/", ".", "~"))):
+        from suite.starts import resolve_path
 
         resolve_path(path)
 
@@ -282,7 +283,7 @@ def _check_critic(config: RunConfig) -> Iterator[str]:
             "take 'policy', or the hub id or folder of a reward model"
         )
     elif critic.init != "policy":
-        from suite.policy import resolve_path
+        from suite.starts import resolve_path
 
         resolve_path(critic.init, "critic.init")
     if critic.pretrain_steps % updates:

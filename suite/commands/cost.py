@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-from suite.config import RunConfig, apply
+from suite.config import FROM_SEED, RunConfig, apply
 from suite.run import Progress
 
 
@@ -112,14 +112,10 @@ class Pilot:
 
 
 def is_cheap(config: RunConfig) -> bool:
-    """Whether a pilot takes seconds: the model is an embedded one, trained and in the cache."""
-    from suite import seed_model
+    """Whether a pilot takes seconds: the model is an embedded one, and trained."""
+    from suite.starts import pinned
 
-    path = config.model.path
-    if not path.startswith("seed:"):
-        return False
-    name = path.removeprefix("seed:")
-    return (seed_model.cache_root() / f"seed-{name}-{seed_model.content_hash(name)}" / "seed.json").is_file()
+    return config.model.path.startswith(FROM_SEED) and bool(pinned(config).model.weights)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from rich.table import Table
 from suite.commands.catalogue import change_words, console
 from suite.commands.cost import Cost, Pilot, cost, finished_seconds, is_cheap, pilot
 from suite.config import flatten
+from suite.starts import pinned
 from suite.study import Cell, Study
 
 
@@ -143,7 +144,7 @@ def measured(
         return Seconds({arm: known.get(arm, mean) for arm in arms}, words, None)
     if not always and not all(is_cheap(study.config(arm)) for arm in arms):
         return None
-    pilots = {arm: pilot(study.config(arm)) for arm in arms}
+    pilots = {arm: pilot(pinned(study.config(arm))) for arm in arms}
     _unshaped(study, pilots, screen)
     return Seconds({arm: found.seconds for arm, found in pilots.items()}, "a pilot of two rollout batches an arm", 1)
 

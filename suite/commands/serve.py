@@ -26,8 +26,8 @@ def serve(
     import torch
     from transformers import AutoConfig
 
-    from suite.policy import resolve_path
     from suite.rollout.engines import check_heads
+    from suite.starts import resolve_path
 
     cpu = not torch.cuda.is_available()
     if cpu and transfer == "nccl":

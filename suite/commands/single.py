@@ -13,6 +13,7 @@ from types import FrameType
 from suite.commands.catalogue import console
 from suite.config import RunConfig, apply, differences, fingerprint
 from suite.registry import import_file
+from suite.starts import pinned, prepare
 
 _SHOWN = ("reward/mean", "eval/validation/accuracy", "policy/entropy")
 
@@ -54,6 +55,9 @@ def train(config: RunConfig, name: str, folder: Path | None, plugins: Sequence[P
     ranks.check(nproc)
     ranks.check_engine(config, nproc)
     screen = console()
+    config = pinned(config)
+    prepare([config.model], partial(screen.print, highlight=False))
+    config = pinned(config)
     for option, reason in effective(config)[1].items():
         if option in differences(config, RunConfig()):
             screen.print(f"note   {option} changes nothing, {reason}", highlight=False)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Literal
@@ -22,6 +23,7 @@ from suite.launch.ranks import check_engine
 from suite.lease import HANG_S
 from suite.lineage import check_chosen
 from suite.registry import unknown
+from suite.starts import prepare
 from suite.status import StudyStatus
 from suite.storage import VARIABLE
 from suite.study import Study
@@ -88,6 +90,7 @@ def run_study(
     share = share_gpus(gpus_per_cell)
     _check_engines(study, workers, gpus_per_cell)
     choice = Choice(arms, seeds)
+    prepare(study.models(), partial(console.print, highlight=False))
     sweep = Sweep.open(
         study,
         folder,

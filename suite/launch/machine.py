@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from suite.config import FROM_SEED
 from suite.study import Study
 
 MEMORY_PER_WORKER = 2**30
@@ -87,7 +88,7 @@ def threads_each(processes: int, study: Study) -> tuple[int, str]:
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if given.isdigit() and int(given):
         return int(given), f"OMP_NUM_THREADS is {given}"
-    if all(study.config(arm.name).model.path.startswith("seed:") for arm in study.arms):
+    if all(study.config(arm.name).model.path.startswith(FROM_SEED) for arm in study.arms):
         return 1, "more would slow embedded models down"
     return max(1, cores() // processes), "a share of the cores"
 

@@ -10,11 +10,12 @@ from transformers import PretrainedConfig
 
 from suite import distributed
 from suite.config import RunConfig
-from suite.policy import Policy, resolve_path
+from suite.policy import Policy
 from suite.protocols import Generator, Task
 from suite.rollout.in_process import InProcessSampler
 from suite.rollout.remote import Remote
 from suite.rollout.transfer import FileTransfer, Transfer, private_folder
+from suite.starts import folder_of
 from suite.tasks import parts_of
 
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -65,7 +66,7 @@ def _own(config: RunConfig, policy: Policy, task: Task, dtype: str) -> Connectio
     check_heads(policy.model.config, "rollout.engine is 'vllm'", config.model.path)
     if rollout.sleep and not torch.cuda.is_available():
         raise ValueError("rollout.sleep is on, and on a CPU vLLM frees no memory; turn it off")
-    path = resolve_path(config.model.folder or config.model.path)
+    path = folder_of(config.model)
     settings = Settings(
         architecture(path), dtype, length(config, policy, task), rollout.tensor_parallel_size, rollout.memory_share,
         rollout.prefix_caching, config.model.trust_remote_code, way(config), rollout.sleep,

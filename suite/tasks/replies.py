@@ -10,11 +10,10 @@ measured beside the reward, so that over-optimisation shows as the two coming ap
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -169,16 +168,29 @@ def reward_recipe() -> RewardModelConfig:
     )
 
 
+PACKAGED_REWARD = Path(__file__).resolve().parents[1] / "seed_models" / "replies-reward.safetensors"
+"""The embedded reward model, a file of the project."""
+
+
 @lru_cache(maxsize=1)
 def embedded_reward_model() -> Path:
-    """The folder of the embedded reward model, trained once and kept in the cache; some 20 s on one idle core."""
-    from suite import preferences, reward_model, seed_model
+    """The folder of the embedded reward model, unpacked once into the cache."""
+    from transformers import LlamaForSequenceClassification
 
-    recipe = reward_recipe()
-    decides = [json.dumps(asdict(recipe)), seed_model.content_hash(NAME)]
-    decides += [inspect.getsource(module) for module in (preferences, reward_model)]
-    name = hashlib.sha256("\n".join(decides).encode()).hexdigest()[:16]
-    return seed_model.cached(f"reward-{NAME}-{name}", lambda folder: reward_model.train(recipe, folder))
+    from suite import reward_model, seed_model, seed_training
+
+    def unpack(folder: Path) -> None:
+        plan = seed_model.recipe(NAME)
+        words = seed_training.tokenizer(*plan.tasks)
+        shape = seed_training.architecture(plan, words)
+        shape.num_labels = 1
+        seed_model.unpack(PACKAGED_REWARD, LlamaForSequenceClassification(shape), folder)
+        words.save_pretrained(folder)
+        said = json.dumps(seed_training.about(PACKAGED_REWARD), indent=1)
+        (folder / reward_model.REPORT).write_text(said, encoding="utf-8")
+
+    name = hashlib.sha256(PACKAGED_REWARD.read_bytes()).hexdigest()[:16]
+    return seed_model.cached(f"reward-{NAME}-{name}", unpack)
 
 
 class RepliesTask:

@@ -21,9 +21,10 @@ from suite.checkpoint import restore, tensors_hash
 from suite.config import RunConfig, apply, fingerprint
 from suite.critic import Critic, ValueModel
 from suite.inert import effective
-from suite.policy import Policy, resolve_path
+from suite.policy import Policy
 from suite.rewards import SHAPINGS
 from suite.run import Interrupted, NonFiniteLoss
+from suite.starts import resolve_path
 from suite.validate import validate
 
 PPO: dict[str, Any] = {"objective.name": "policy_gradient", "objective.advantage": "gae", "critic.init": "policy"}

@@ -32,9 +32,9 @@ from suite.config import ModelConfig, RunConfig, apply, fingerprint
 from suite.export import export
 from suite.launch import machine, ranks
 from suite.launch.local import run_study
-from suite.policy import resolve_path
 from suite.run import Interrupted, NonFiniteLoss, Progress, RunInfo
 from suite.sharded_checkpoint import Shards
+from suite.starts import resolve_path
 from suite.study import Arm, Study
 
 ROOT = Path(__file__).resolve().parents[2]

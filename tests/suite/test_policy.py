@@ -12,9 +12,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from suite.batch import Batch, collate, pad
 from suite.config import ModelConfig
 from suite.grading import Verdict
-from suite.policy import Policy, resolve_path, token_logprobs
+from suite.policy import Policy, token_logprobs
 from suite.protocols import Completion, Prompt, Rollout, Selected
 from suite.seed_model import tokenizer
+from suite.starts import resolve_path
 from suite.tasks.encoding import encode_completion, encode_prompt
 
 PROMPTS = [(1, 5, 6, 7, 8), (1, 9), (1, 4, 4)]
