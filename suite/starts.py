@@ -125,7 +125,7 @@ def pinned(config: RunConfig) -> RunConfig:
     return config if config.model.weights else apply(config, {"model.weights": weights(config.model)})
 
 
-def prepare(models: Iterable[ModelConfig], say: Callable[..., object] | None = None) -> None:
+def prepare(models: Iterable[ModelConfig], say: Callable[..., None] | None = None) -> None:
     """Make the weights of models known: train seed models that are not there yet, ask the hub for commits.
 
     Raises ValueError for a hub id that neither the hub nor the local cache has.

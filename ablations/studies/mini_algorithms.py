@@ -27,6 +27,7 @@ STUDY = Study(
         RunConfig(),
         {
             **preset("best_of_n", eval={"num_samples": 8}),
+            "model.path": "seed:addition/{seed}",
             "train.steps": 120,
             "eval.every": 30,
             "eval.validation_problems": 200,

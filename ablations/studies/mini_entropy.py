@@ -39,6 +39,7 @@ BASE = apply(
     RunConfig(),
     {
         **preset("dpo_online", objective={"beta": 0.7}),
+        "model.path": "seed:addition/{seed}",
         "train.steps": 120,
         "eval.every": 20,
         "eval.num_samples": 1,

@@ -7,7 +7,16 @@ from suite.study import Arm, Claim, Study
 STUDY = Study(
     name="mini_group_size",
     question="How many rollouts per prompt does GRPO need?",
-    base=apply(RunConfig(), {**preset("grpo_text"), "train.steps": 120, "eval.every": 20, "eval.num_samples": 1}),
+    base=apply(
+        RunConfig(),
+        {
+            **preset("grpo_text"),
+            "model.path": "seed:addition/{seed}",
+            "train.steps": 120,
+            "eval.every": 20,
+            "eval.num_samples": 1,
+        },
+    ),
     arms=(
         Arm("n8", {}, "n=8"),
         Arm("n2", {"rollout.num_generations": 2}, "n=2"),  # ours

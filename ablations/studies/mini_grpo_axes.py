@@ -15,6 +15,7 @@ BASE = apply(
     RunConfig(),
     {
         **preset("grpo", objective={"num_minibatches": 4}, rollout={"sync_period": 4}),
+        "model.path": "seed:addition/{seed}",
         "train.steps": 120,
         "eval.every": 20,
         "eval.num_samples": 1,

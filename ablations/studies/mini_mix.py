@@ -22,7 +22,7 @@ STUDY = Study(
         RunConfig(),
         {
             **preset("dpo_online", objective={"beta": 0.7}),
-            "model.path": "seed:mixed",
+            "model.path": "seed:mixed/{seed}",
             "task.name": "mixture",
             "task.mixture": "addition=1,replies=1",
             "task.pair_rules": "addition=random,replies=best_worst",

@@ -8,7 +8,10 @@ from suite.study import Arm, Claim, Study
 STUDY = Study(
     name="mini_tune",
     question="Does GRPO differ from online DPO when both are tuned with the same budget?",
-    base=apply(RunConfig(), {"train.steps": 80, "eval.every": 20, "eval.num_samples": 0}),
+    base=apply(
+        RunConfig(),
+        {"model.path": "seed:addition/{seed}", "train.steps": 80, "eval.every": 20, "eval.num_samples": 0},
+    ),
     arms=(
         Arm("dpo", label="online DPO"),
         Arm("grpo", {"objective": GRPO}, "GRPO"),

@@ -12,6 +12,7 @@ _TABLE = taken_apart(
         "objective.num_minibatches": 4,
         "rollout.sync_period": 4,
         "critic.pretrain_steps": 12,
+        "model.path": "seed:addition/{seed}",
         "train.steps": 120,
         "eval.every": 20,
         "eval.num_samples": 1,
