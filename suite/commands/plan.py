@@ -153,7 +153,7 @@ def _time(study: Study, cells: Sequence[Cell], folder: Path, workers: int, scree
     """Print the time that the cells will take."""
     found = measured(study, list(dict.fromkeys(cell.arm for cell in cells)), folder, None, screen, always=False)
     if found is None:
-        screen.print("time   not estimated: no cell is finished, and a pilot needs a seed model that is in the cache")
+        screen.print("time   not estimated: no cell is finished, and a pilot of this model may take long")
         return
     total = sum(found.arms[cell.arm] for cell in cells)
     alone, together = duration(total), duration(total / min(workers, len(cells)))

@@ -15,7 +15,8 @@ from suite.config import ObjectiveConfig, RunConfig, apply, differences, fingerp
 from suite.options import RANGES, choices
 
 FREE_TEXT = {
-    *("model.path", "model.parent", "model.folder", "critic.init", "eval.reward_model"),
+    *("model.path", "model.revision", "model.weights", "model.parent", "model.folder"),
+    *("critic.init", "eval.reward_model"),
     *("task.source", "task.split", "task.problem_column", "task.answer_column", "task.chosen_column"),
     *("task.rejected_column", "task.template", "task.numina_source", "task.wildchat_source", "task.reward_model"),
     *("task.mixture", "task.lengths", "task.pair_rules"),
