@@ -22,6 +22,7 @@ from reports.load import StudyData, load_study
 from reports.numbers import collect, decided
 from reports.results import Results
 from reports.search import search
+from reports.starts import unequal
 from reports.tables import (
     caption,
     escape_markdown,
@@ -107,7 +108,9 @@ def _tree(results: Results, claims: Iterable[ClaimResult], folder: Path, unread:
     labels = {arm.name: arm.label for arm in results.declared.arms}
     report = collect(results, claims)
     report["search"] = search(folder, results)
-    report["missing"] = ([{"kind": "file", "what": "runs", "why": unread}] if unread else []) + missing(results)
+    report["missing"] = (
+        ([{"kind": "file", "what": "runs", "why": unread}] if unread else []) + unequal(results) + missing(results)
+    )
     report["evidence"] = [
         {"label": labels[arm.name], **evidence(results, arm.name, folder)} for arm in results.declared.arms
     ]

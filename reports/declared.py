@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from suite.frozen import ATTRIBUTE, reasons
 from suite.study import Claim
 
 if TYPE_CHECKING:
@@ -53,7 +54,12 @@ class Declaration:
     dirty: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
     command: str = ""
-    exploratory: tuple[str, ...] = ()
+    exploratory: Mapping[str, str] = field(default_factory=dict)
+    """Claim -> why it is exploratory: what was said of it only after the first cell of its arms had started."""
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    """Claim -> when it was fixed: when the first cell of its arms started."""
+    records_claims: bool = False
+    """Whether the study's record says when claims were fixed; older ones do not."""
     found: bool = True
 
     @property
@@ -112,6 +118,18 @@ def _parsed(raw: Mapping[str, Any]) -> Declaration:
         )
         for cell in raw.get("cells", ())
     )
+    fixed = {entry["claim"]["name"]: entry for entry in raw.get(ATTRIBUTE, ())}
+    mine = {claim["name"]: claim for claim in raw.get("claims", ())}
+    # one that was taken away is shown as it was
+    claims = mine | {name: entry["claim"] for name, entry in fixed.items() if name not in mine}
+    exploratory = {}
+    for name, entry in fixed.items():
+        if found := reasons(entry, mine.get(name), raw["seeds"]):
+            exploratory[name] = "; ".join(found)
+    begun = {cell.arm for cell in cells if cell.status != "waiting"}
+    for name, claim in mine.items() if ATTRIBUTE in raw else ():
+        if name not in fixed and begun & {claim["arm"], claim["than"]}:
+            exploratory[name] = "no record of it before its first cell started"
     return Declaration(
         name=raw["name"],
         question=raw.get("question", ""),
@@ -119,13 +137,15 @@ def _parsed(raw: Mapping[str, Any]) -> Declaration:
         control=raw["control"],
         arms=arms,
         seeds=tuple(int(seed) for seed in raw["seeds"]),
-        claims=tuple(Claim(**claim) for claim in raw.get("claims", ())),
+        claims=tuple(Claim(**claim) for claim in claims.values()),
         cells=cells,
         commit=known_commit(raw.get("commit")) or "",
         dirty=bool(raw.get("dirty")),
         versions=raw.get("versions") or {},
         command=raw.get("command") or "",
-        exploratory=tuple(raw.get("exploratory", ())),
+        exploratory=exploratory,
+        fixed={name: entry["at"] for name, entry in fixed.items()},
+        records_claims=ATTRIBUTE in raw,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from reports import starts
 from reports.claims import ClaimResult, decide
 from reports.declared import DeclaredArm
 from reports.results import Results, complete, records
@@ -22,6 +23,7 @@ from reports.stats import (
     p_different,
     paired,
 )
+from suite.metrics import is_share
 from suite.study import SEED_MODEL
 
 LEVEL = 0.95
@@ -47,12 +49,6 @@ COSTS = ("cost/generated_tokens", "cost/trained_tokens")
 TIMES = ("time/sample_s", "time/reward_s", "time/train_s", "time/eval_s")
 
 
-def is_share(metric: str) -> bool:
-    """Whether a metric is a share, shown in percent and its differences in points."""
-    last = metric.rsplit("/", 1)[-1]
-    return last == "accuracy" or last.endswith("_frac") or ("@" in last and not last.startswith("reward"))
-
-
 def curves(results: Results) -> dict[str, tuple[str, str]]:
     """The curves to draw: the paper's, with one of each task and kind of reward that the runs evaluated in place of
     the accuracy, if they were of a mixture or of a scored task."""
@@ -68,7 +64,7 @@ def curves(results: Results) -> dict[str, tuple[str, str]]:
 
 def collect(results: Results, claims: Iterable[ClaimResult]) -> dict[str, Any]:
     """The numbers of a study: its declaration, verdicts, arms, curves, syncs, changes and costs."""
-    declared = results.declared
+    claims, declared = list(claims), results.declared
     share = is_share(declared.metric)
     problems = {arm.name: problem_count(results, arm.name, declared.metric) for arm in declared.arms}
     return {
@@ -87,6 +83,8 @@ def collect(results: Results, claims: Iterable[ClaimResult]) -> dict[str, Any]:
             "command": declared.command,
             "level": LEVEL,
             "min_seeds": MIN_SEEDS,
+            "varied": starts.varied(results),
+            "records_claims": declared.records_claims,
         },
         "units": {
             "value": "percent" if share else "number",
@@ -95,7 +93,7 @@ def collect(results: Results, claims: Iterable[ClaimResult]) -> dict[str, Any]:
             "difference_word": "points" if share else declared.metric.rsplit("/", 1)[-1],
         },
         "verdicts": verdicts(results, claims),
-        "arms": arm_rows(results),
+        "arms": arm_rows(results, claims),
         "curves": [curve(results, metric, *words) for metric, words in curves(results).items()],
         "sync": [sync(results, arm) for arm in declared.arms],
         "changes": [changes(arm) for arm in declared.arms],
@@ -125,6 +123,7 @@ def decided(results: Results) -> list[ClaimResult]:
         lambda metric, arm: results.initial(arm, metric),
         seeds=results.declared.seeds,
         exploratory=results.declared.exploratory,
+        failed={arm.name: failed_seeds(results, arm.name) for arm in results.declared.arms},
     )
 
 
@@ -135,7 +134,11 @@ def verdicts(results: Results, claims: Iterable[ClaimResult]) -> list[dict[str, 
     for result in claims:
         claim = result.claim
         found = dataclasses.asdict(result)
+        again = result.with_failed
         del found["claim"]
+        keys = ("verdict", "n", "difference", "low", "high", "level")
+        found["with_failed"] = None if again is None else {key: getattr(again, key) for key in keys}
+        found["fixed"] = results.declared.fixed.get(claim.name)
         contradicted = result.verdict == "contradicted"
         rows.append(
             {
@@ -194,7 +197,7 @@ def crossed(interval: CrossedInterval, value: Mapping[str, Any]) -> dict[str, An
     return {"low": interval.low, "high": interval.high, "problems": interval.problems}
 
 
-def arm_rows(results: Results) -> list[dict[str, Any]]:
+def arm_rows(results: Results, claims: Iterable[ClaimResult] = ()) -> list[dict[str, Any]]:
     """The rows of the table of arms; the first is the seed model, each run's own evaluation before its first step."""
     declared, metric = results.declared, results.declared.metric
     control = results.final(declared.control, metric)
@@ -224,7 +227,12 @@ def arm_rows(results: Results) -> list[dict[str, Any]]:
         row["cells"] = _cells(results, arm.name)
         row["dagger"] = row["cells"]["failed"] > 0
         rows.append(row)
-    _mark_best(rows)
+    told = {
+        frozenset((found.claim.arm, found.claim.than)): found.verdict != "undecided"
+        for found in claims
+        if found.claim.metric == metric and found.claim.kind != "equivalent" and not found.exploratory
+    }
+    _mark_best(rows, told)
     return rows
 
 
@@ -246,20 +254,26 @@ def _row(name: str, label: str, role: str, values: Mapping[int, float], control:
     }
 
 
-def _cells(results: Results, arm: str) -> dict[str, int]:
-    declared = results.declared
-    done = {int(run["seed"]) for run in results.finished(arm)}
-    failed = {cell.seed for cell in declared.cells if cell.arm == arm and cell.status == "failed"}
+def failed_seeds(results: Results, arm: str) -> set[int]:
+    """The seeds under which an arm's cell failed and no run of it is complete."""
+    failed = {cell.seed for cell in results.declared.cells if cell.arm == arm and cell.status == "failed"}
     failed |= {int(run["seed"]) for run in results.runs(arm) if not complete(run) and _nonzero(run["exit_code"])}
-    return {"declared": len(declared.seeds), "finished": len(done), "failed": len(failed - done)}
+    return failed - {int(run["seed"]) for run in results.finished(arm)}
+
+
+def _cells(results: Results, arm: str) -> dict[str, int]:
+    done = {int(run["seed"]) for run in results.finished(arm)}
+    failed = failed_seeds(results, arm)
+    return {"declared": len(results.declared.seeds), "finished": len(done), "failed": len(failed)}
 
 
 def _nonzero(code: Any) -> bool:
     return not pd.isna(code) and int(code) != 0
 
 
-def _mark_best(rows: list[dict[str, Any]]) -> None:
-    """Mark the row with the highest mean and all that a paired t-test (Holm over the rows) does not tell from it."""
+def _mark_best(rows: list[dict[str, Any]], told: Mapping[frozenset[str], bool]) -> None:
+    """Mark the row with the highest mean and all that are not told from it: by the verdict of a declared claim on the
+    two (`told`), else by a paired t-test, Holm over the rows."""
     able = [row for row in rows if row["value"]["n"] >= MIN_SEEDS]
     if len(able) < 2:
         return
@@ -270,7 +284,8 @@ def _mark_best(rows: list[dict[str, Any]]) -> None:
     adjusted = dict(zip(tested, holm([p_different(pairs[name]) for name in tested])))
     for row in able:
         row["p_best"] = adjusted.get(row["name"])
-        row["best"] = row is best or (row["p_best"] is not None and row["p_best"] > 1 - LEVEL)
+        apart = None if row["p_best"] is None else row["p_best"] <= 1 - LEVEL
+        row["best"] = row is best or told.get(frozenset((best["name"], row["name"])), apart) is False
 
 
 def sampled(results: Results, arm: str) -> dict[str, Any] | None:

@@ -10,8 +10,9 @@ from typing import Any
 
 from scipy import integrate, stats
 
-from reports.numbers import is_share, summary
+from reports.numbers import summary
 from reports.results import Results
+from suite.metrics import is_share
 from suite.search import FILE
 
 STATES = ("complete", "diverged", "pruned", "failed", "running")

@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from reports.claims import FEW
+
 MINUS = "−"
 NOTHING = "–"
 
@@ -80,7 +82,7 @@ def interval_words(summary: Mapping[str, Any] | None, form: str) -> str:
     if summary["kind"] in ("anecdote", "constant"):
         return {"anecdote": "anecdote: one seed", "constant": "one model"}[summary["kind"]]
     low, high = show(summary["low"], form), show(summary["high"], form)
-    return f"[{low}, {high}]" if summary["kind"] == "t" else f"{low} to {high}"
+    return f"[{low}, {high}]" if summary["kind"] == "t" else f"range {low} to {high}"
 
 
 CSV_COLUMNS = [
@@ -217,13 +219,13 @@ def caption(report: Mapping[str, Any]) -> list[str]:
     problems = f"{study['problems']:,}" if study["problems"] else "an unrecorded number of"
     control = next((arm["label"] for arm in arms if arm["role"] == "control"), "the control")
     kinds = {arm["value"]["kind"] for arm in trained} - {"none"}
-    level = show(study["level"], "level")
+    level, varied = show(study["level"], "level"), study["varied"]
     sentences = [
-        f"{study['metric']} at the last step on {problems} held-out problems: mean over n = {seeds} training "
-        f"seed{'' if seeds == '1' else 's'} per arm."
+        f"{study['metric']} at the last step, {varied['words'] + ', ' if varied['words'] else ''}{problems} held-out "
+        f"problems: mean over n = {seeds} replicate{'' if seeds == '1' else 's'} per arm."
     ]
     if "t" in kinds:
-        sentences.append(f"Brackets: {level} t interval over training seeds, for these test problems.")
+        sentences.append(f"Brackets: {level} t interval over {varied['unit']}, for these test problems.")
     if "range" in kinds:
         sentences.append(f"Below {study['min_seeds']} seeds: smallest to largest value over seeds, no interval.")
     if "anecdote" in kinds:
@@ -231,7 +233,8 @@ def caption(report: Mapping[str, Any]) -> list[str]:
     sentences.append(f"Δ: difference to {control}, paired by seed.")
     if any(arm["best"] for arm in arms):
         sentences.append(
-            "Bold: not separable from the best row (paired t-test over seeds, Holm over the rows, p > .05)."
+            "Bold: not separable from the best row (by a declared claim's verdict where there is one, else a paired "
+            "t-test over seeds, Holm over the rows, p > .05)."
         )
     if any(arm["dagger"] for arm in arms):
         failed = "; ".join(
@@ -259,24 +262,32 @@ def seeds_words(verdict: Mapping[str, Any]) -> str:
     """How many seeds would decide a claim, in words."""
     needed, effect = verdict["seeds_needed"], show(verdict["smallest_effect"], verdict["value_unit"])
     word = "points" if verdict["unit"] == "points" else verdict["metric"].rsplit("/", 1)[-1]
+    if needed is None and verdict["n"] < 2:
+        return "no spread over seeds is known yet, so no number of seeds can be named"
     if needed is None:
         spread = "unknown" if verdict["sd"] is None else "0"
         return f"the spread over seeds is {spread}, so no number of seeds can be named"
     aim = f"a margin of {effect} {word}" if verdict["kind"] == "equivalent" else f"an effect of {effect} {word}"
     if verdict["verdict"] == "undecided" and needed > verdict["n"]:
-        return f"about {needed} seeds would tell (80 % power for {aim})"
+        return f"about {needed} fresh seeds would tell (80 % power for {aim}); added to these, they are exploratory"
     return f"{needed} seeds give 80 % power for {aim}"
 
 
 def terminal_lines(report: Mapping[str, Any]) -> list[str]:
     """The verdicts, one line each, for the end of a run."""
     width = max((len(verdict["name"]) for verdict in report["verdicts"]), default=0)
-    lines = []
+    study = report["study"]
+    problems = f", {study['problems']:,} test problems" if study["problems"] else ""
+    lines = [f"measured     {study['varied']['words']}{problems}"] if study["varied"]["words"] else []
     for verdict in report["verdicts"]:
         word = " points" if verdict["unit"] == "points" else ""
         effect = f"{show(verdict['difference'], verdict['unit'])}{word} {signed_interval(verdict)}"
         p = show(verdict["p_shown"], "p")
         last = seeds_words(verdict) if verdict["verdict"] == "undecided" else f"p {p}" if p[0] == "<" else f"p = {p}"
         mark = "  exploratory" if verdict["exploratory"] else ""
+        mark += f"  only {verdict['n']} seeds, a hint" if verdict["n"] < FEW else ""
         lines.append(f"{verdict['verdict']:<13}{verdict['name']:<{width}}  {effect:<30}  {last}{mark}".rstrip())
+        if again := verdict["with_failed"]:
+            shown = f"{show(again['difference'], verdict['unit'])}{word} {signed_interval({**verdict, **again})}"
+            lines.append(f"  {again['verdict']} with failed cells at their value before training: {shown}")
     return lines

@@ -78,6 +78,12 @@ def describe(name: str) -> Metric:
     return METRICS[_lookup(name, False)]
 
 
+def is_share(metric: str) -> bool:
+    """Whether a metric is a share, 0 to 1, shown in percent and its differences in points."""
+    last = metric.rsplit("/", 1)[-1]
+    return last == "accuracy" or last.endswith("_frac") or ("@" in last and not last.startswith("reward"))
+
+
 def describe_table(name: str) -> TableKind:
     """The description of the table logged as `name`. Raises ValueError with near names where nothing describes it."""
     return TABLES[_lookup(name, True)]

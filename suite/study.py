@@ -60,8 +60,9 @@ class Claim:
     metric: str = "eval/test/accuracy"
 
     def __post_init__(self) -> None:
-        if not self.smallest_effect > 0:
-            raise ValueError(f"claim {self.name!r}: smallest_effect is {self.smallest_effect} and must be above 0")
+        effect = self.smallest_effect
+        if not isinstance(effect, int | float) or not effect > 0:
+            raise ValueError(f"claim {self.name!r}: smallest_effect is {effect!r} and must be a number above 0")
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,11 @@ class Study:
         return differences(self.config(arm), self.config(self.control.name))
 
     def check(self) -> None:
-        """Raises ValueError for repeated names or seeds, arms of one configuration, or claims on unknown arms."""
+        """Raises ValueError for arms, seeds or claims of a wrong type, repeated names or seeds, arms of one
+        configuration, or claims on unknown arms."""
+        from suite.claim_checks import check_shape
+
+        check_shape(self)
         if not self.arms:
             raise ValueError(f"study {self.name!r} has no arms")
         if not self.seeds:

@@ -16,7 +16,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from suite import failures, lineage, starts, trials
+from suite import failures, frozen, lineage, starts, trials
 from suite.config import RunConfig, fingerprint, from_json
 from suite.declaration import (
     ALL,
@@ -85,7 +85,7 @@ class Sweep:
             sweep._admit(allow_mixed)
             sweep._declare(study, cells, rerun_stale)
             tree = declaration(study, cells, plugins, command, shown_url(folder, store))
-            write_json(folder / "study.json", tree)
+            write_json(folder / "study.json", tree | {frozen.ATTRIBUTE: sweep._refreeze(tree)})
             sweep.snapshot()
         return sweep
 
@@ -124,7 +124,39 @@ class Sweep:
         lease = self.leases.claim(owner, wanted)
         if lease is not None:
             self.leases.mark(lease, code_name(provenance()))
+            self._freeze(lease.arm)
         return lease
+
+    def _freeze(self, arm: str) -> None:
+        """Fix the claims on an arm of which a cell has started."""
+
+        def action() -> None:
+            with self.store.lock():
+                record = self.frozen()
+                after = frozen.started(record, self.declared["claims"], self.declared["seeds"], arm)
+                if after != record:
+                    self.study.set_user_attr(frozen.ATTRIBUTE, after)
+                    write_json(self.folder / "study.json", self.declared | {frozen.ATTRIBUTE: after})
+
+        known = {entry["claim"]["name"] for entry in self.declared.get(frozen.ATTRIBUTE, ())}
+        if any(arm in (c["arm"], c["than"]) and c["name"] not in known for c in self.declared.get("claims", ())):
+            self.store.call(action)
+
+    def _refreeze(self, tree: Mapping[str, Any]) -> list[frozen.Entry]:
+        """The record of claims after this declaration; in the storage too."""
+        record, found = self.frozen(), self._trials()
+        begun = {trial.user_attrs["arm"] for trial in found if trial.user_attrs["lease"]["number"]}
+        seen = {
+            arm["name"]: {seed for name, seed in trials.finished(found) if name == arm["name"]} for arm in tree["arms"]
+        }
+        after = frozen.declared(record, tree["claims"], tree["seeds"], begun, seen)
+        if after != record:
+            self.study.set_user_attr(frozen.ATTRIBUTE, after)
+        return after
+
+    def frozen(self) -> list[frozen.Entry]:
+        """The claims as the storage has them since their first cells started: see `suite.frozen`."""
+        return list(self.store.call(lambda: self.study.user_attrs).get(frozen.ATTRIBUTE, ()))
 
     def config(self, lease: Lease) -> RunConfig:
         """The configuration of a claimed cell, with the place of the model that it starts from.

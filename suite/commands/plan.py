@@ -19,14 +19,18 @@ from suite.study import Cell, Study
 
 
 def check_arms(study: Study) -> None:
-    """Raises ValueError, naming study and arm, if an arm's configuration cannot run."""
+    """Raises ValueError, naming study and arm, if an arm's configuration cannot run or a claim cannot be decided."""
+    from suite.claim_checks import check_claims
     from suite.validate import validate
+
+    study.check()
 
     for arm in study.arms:
         try:
             validate(study.config(arm.name))
         except ValueError as error:
             raise ValueError(f"study {study.name!r}, arm {arm.name!r}: {error}") from error
+    check_claims(study)
 
 
 def chosen(study: Study, arms: Sequence[str], seeds: Sequence[int] | None) -> list[Cell]:
