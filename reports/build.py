@@ -58,11 +58,13 @@ def build(
     *,
     formats: Collection[str] = FORMATS,
     source: StudyData | None = None,
+    facts: Iterable[Mapping[str, str]] = (),
 ) -> Report:
     """Write the report of the study in `study_folder` into `out` (by default its folder `report`).
 
     Works at any time: a study without a finished cell gives a page that says what is missing. Equal inputs give
-    byte-identical files. `source` replaces the W&B files below the folder. Figures are written with `html` or `md`.
+    byte-identical files. `facts` (kind, what, why) join what the reader must know. `source` replaces the W&B files below
+    the folder. Figures are written with `html` or `md`.
     Raises ValueError for an unknown format, or a folder with neither a declaration (study.json) nor W&B files.
     """
     wrong = sorted(set(formats) - set(FORMATS))
@@ -71,7 +73,7 @@ def build(
     data, unread = (source, "") if source is not None else _read(study_folder)
     results = Results(declaration(study_folder, data), data)
     claims = decided(results)
-    report = _tree(results, claims, study_folder, unread)
+    report = _tree(results, claims, study_folder, unread, facts)
     folder = out if out is not None else study_folder / "report"
     folder.mkdir(parents=True, exist_ok=True)
     drawn = figures.draw(report) if {"html", "md"} & set(formats) else []
@@ -103,12 +105,14 @@ def _read(folder: Path) -> tuple[StudyData, str]:
     return load_study(folder), ""
 
 
-def _tree(results: Results, claims: Iterable[ClaimResult], folder: Path, unread: str) -> dict[str, Any]:
+def _tree(
+    results: Results, claims: Iterable[ClaimResult], folder: Path, unread: str, facts: Iterable[Mapping[str, str]]
+) -> dict[str, Any]:
     """Everything that the report shows, as plain values."""
     labels = {arm.name: arm.label for arm in results.declared.arms}
     report = collect(results, claims)
     report["search"] = search(folder, results)
-    report["missing"] = (
+    report["missing"] = [*map(dict, facts)] + (
         ([{"kind": "file", "what": "runs", "why": unread}] if unread else []) + unequal(results) + missing(results)
     )
     report["evidence"] = [

@@ -112,8 +112,9 @@ def decide(
     other verdict stricter; exploratory claims keep theirs too.
 
     A seed enters only if both sides have a finite value; the others are named in `note` and `missing`. Fewer than
-    LEAST common seeds, or differences that are all equal (a spread of 0 is no certainty): undecided. Raises ValueError for repeated claim names, an exploratory name that is no claim, or a
-    claim that compares something with itself.
+    LEAST common seeds, or differences that are all equal (a spread of 0 is no certainty): undecided. Raises
+    ValueError for repeated claim names, an exploratory name that is no claim, or a claim that compares something with
+    itself.
     """
     exploratory = exploratory or {}
     _check(claims, exploratory)
@@ -199,8 +200,8 @@ def _result(
         verdict = "supported"
     elif p_opposite_holm is not None and p_opposite_holm <= ALPHA:
         verdict = "contradicted"
-    pair, needed = m.pair, None
-    if pair.sd and not _without_spread(pair):
+    pair, needed, flat = m.pair, None, _without_spread(m.pair)
+    if pair.sd and not flat:
         # The strictest step of Holm: with this many seeds the claim is decided whatever becomes of the others.
         effect, bound = m.claim.smallest_effect, sd_upper(pair.sd, pair.n)
         needed = seeds_needed(m.claim.kind, effect, bound, alpha=ALPHA / family)
@@ -212,8 +213,8 @@ def _result(
         arm_mean=pair.a_mean,
         than_mean=pair.b_mean,
         difference=pair.mean,
-        low=pair.low,
-        high=pair.high,
+        low=None if flat else pair.low,
+        high=None if flat else pair.high,
         level=pair.level,
         p=m.p,
         p_holm=p_holm,
@@ -239,7 +240,7 @@ def _remarks(m: _Measured, verdict: Verdict, peeked: str | None) -> list[str]:
         out.append(
             "both sides are equal at every seed: check that the arm differs at all"
             if math.isclose(pair.mean or 0.0, 0.0, abs_tol=1e-12)
-            else "the difference is the same at every seed (SD 0), which is no certainty: check that seeds change anything"
+            else "the difference is the same at every seed (SD 0), which is no certainty: check that seeds matter"
         )
     if LEAST <= pair.n < FEW:
         out.append(f"only {pair.n} seeds: read it as a hint")

@@ -18,7 +18,7 @@ def started_from(results: Results) -> dict[int, set[tuple[str, str]]]:
         for run in results.finished(arm.name):
             model = ((run["config"] or {}).get("run") or {}).get("model", {})
             path = str(model.get("path", ""))
-            if not path.startswith(FROM_ARM):
+            if path and not path.startswith(FROM_ARM):
                 found.setdefault(int(run["seed"]), set()).add((path, str(model.get("weights", ""))))
     return found
 

@@ -55,15 +55,19 @@ def _entry(claim: Mapping[str, Any], seeds: Sequence[int], *, added: bool) -> En
     return {"claim": dict(claim), "seeds": sorted(seeds), "at": at, "added": added, "late_seeds": []}
 
 
+def changes(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """In what a claim differs from what it was, in words; empty if in nothing."""
+    return ", ".join(f"{key} {was[key]!r} -> {now[key]!r}" for key in was if was[key] != now.get(key))
+
+
 def reasons(entry: Entry, claim: Mapping[str, Any] | None, seeds: Collection[int]) -> list[str]:
     """Why a claim, as it now stands (None: it was taken away), is exploratory: what came after its first cell."""
     out = [f"added after its first cell had started ({entry['at']})"] if entry["added"] else []
     if claim is None:
         out.append(f"removed after it was fixed at {entry['at']}")
     else:
-        was = entry["claim"]
-        changes = [f"{key} {was[key]!r} -> {claim[key]!r}" for key in was if was[key] != claim.get(key)]
-        out += [f"changed after it was fixed at {entry['at']}: {', '.join(changes)}"] if changes else []
+        found = changes(entry["claim"], claim)
+        out += [f"changed after it was fixed at {entry['at']}: {found}"] if found else []
     if late := sorted(set(entry["late_seeds"]) & set(seeds)):
         out.append(f"decided with seeds {', '.join(map(str, late))}, added when results were known")
     return out

@@ -110,11 +110,49 @@ def study_folder(name: str, folder: Path | None) -> Path:
     return RUNS / load_study(name).name
 
 
+def other_than_recorded(name: str, folder: Path) -> list[str]:
+    """In what the study that `name` stands for today is another one than that of the folder, one sentence each.
+
+    Empty too where `name` is the folder itself, or no study's name or file any more.
+    """
+    from ablations.load import load_study
+    from suite.declaration import read_declaration
+    from suite.frozen import changes
+
+    tree = read_declaration(folder) if (folder / "study.json").is_file() else {}
+    try:
+        study = load_study(name)
+    except ValueError:
+        return []
+    if tree.get("name") != study.name or study.search is not None:
+        return []
+    out = []
+    recorded = {(cell["arm"], cell["seed"]): cell["declared"] for cell in tree["cells"]}
+    mine = {(cell.arm, cell.seed): cell.fingerprint for cell in study.cells()}
+    if changed := sorted({arm for (arm, seed), found in mine.items() if recorded.get((arm, seed), found) != found}):
+        out.append(f"its arms {', '.join(changed)} are defined otherwise than those that were run")
+    if new := sorted({arm for arm, _ in mine} ^ {arm for arm, _ in recorded}):
+        out.append(f"its arms and the recorded ones differ in {', '.join(new)}")
+    if new := sorted({seed for _, seed in mine} ^ {seed for _, seed in recorded}):
+        out.append(f"its seeds and the recorded ones differ in {', '.join(map(str, new))}")
+    known = {claim["name"]: claim for claim in tree.get("claims", ())}
+    for claim in study.claims:
+        was, now = known.pop(claim.name, None), dataclasses.asdict(claim)
+        if was is None:
+            out.append(f"its claim {claim.name!r} was never declared")
+        elif found := changes(was, now):
+            out.append(f"its claim {claim.name!r} is another one: {found}")
+    out += [f"it lacks the recorded claim {name!r}" for name in known]
+    return [f"the study on disk is another one: {words}; `suite run {name}` declares it" for words in out]
+
+
 def status(name: str, folder: Path | None, storage: str | None) -> int:
     """Print how a study stands, and first its search if it has one."""
     from suite.launch.local import print_status
 
     folder = study_folder(name, folder)
+    for words in other_than_recorded(name, folder):
+        console().print(f"[yellow]note[/]   {words}", highlight=False, soft_wrap=True)
     searched = (search_folder(folder) / "study.json").is_file()
     if searched:
         print_status(search_folder(folder), console(), storage)
@@ -136,8 +174,12 @@ def report(name: str, folder: Path | None, out: Path | None, formats: Collection
     """Write a study's report and print its verdicts."""
     from reports.build import FORMATS, build
 
-    written = build(study_folder(name, folder), out, formats=formats or FORMATS)
+    folder = study_folder(name, folder)
+    facts = [{"kind": "study", "what": "the study's file", "why": words} for words in other_than_recorded(name, folder)]
+    written = build(folder, out, formats=formats or FORMATS, facts=facts)
     screen = console()
+    for fact in facts:
+        screen.print(f"[yellow]note[/]   {fact['why']}", highlight=False, soft_wrap=True)
     for line in written.lines:
         screen.print(line, highlight=False, markup=False, soft_wrap=True)
     screen.print(f"report       {written.index}", highlight=False, soft_wrap=True)

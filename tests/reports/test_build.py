@@ -109,7 +109,7 @@ def test_the_page_says_what_stands_behind_a_number(whole: Path) -> None:
         "Not graded right (10)",
         "c0ffee0000",
         "undecided",
-        "About 41 seeds would tell",
+        "About 41 fresh seeds would tell",
     ):
         assert words in text, words
 

@@ -30,12 +30,17 @@ def values(metric: str, arm: str) -> Mapping[int, float]:
 
 def seed_values(metric: str, arm: str) -> Mapping[int, float]:
     assert metric == "eval/test/accuracy"
-    return dict(zip(SEEDS, START[arm], strict=True))
+    return dict(zip(SEEDS, START[arm], strict=True)) if arm in START else {}
 
 
 def table(**arms: Mapping[int, float] | list[float]):
     """Values as `decide` asks for them, from one mapping (or list over seeds 0, 1, ...) per arm."""
-    return lambda metric, arm: arms[arm] if isinstance(arms[arm], dict) else dict(enumerate(arms[arm]))
+
+    def read(metric: str, arm: str) -> Mapping[int, float]:
+        found = arms.get(arm, {})
+        return found if isinstance(found, dict) else dict(enumerate(found))
+
+    return read
 
 
 def one(kind: str, a: object, b: object, effect: float = 0.03, **options: object) -> ClaimResult:
@@ -208,15 +213,17 @@ def test_missing_seeds_are_dropped_on_both_sides_and_named():
 
 
 @pytest.mark.parametrize("kind", ["better", "different", "equivalent"])
-def test_fewer_than_two_common_seeds_decide_nothing(kind):
+def test_fewer_than_three_common_seeds_decide_nothing(kind):
     for a, n, reason in (
         ({1: 0.9, 3: 0.9}, 1, "1 common seed;"),
         ({7: 0.9}, 0, "0 common seeds;"),
         ({}, 0, "0 common"),
+        ({1: 0.9, 2: 0.8}, 2, "2 common seeds; a verdict needs at least 3"),
     ):
-        found = one(kind, a, {1: 0.1, 2: 0.1})
+        found = one(kind, a, {1: 0.1, 2: 0.15})
         assert (found.verdict, found.n, found.p, found.p_holm, found.p_opposite) == ("undecided", n, None, None, None)
-        assert (found.sd, found.low, found.high, found.seeds_needed) == (None, None, None, None)
+        if n < 2:
+            assert (found.sd, found.low, found.high, found.seeds_needed) == (None, None, None, None)
         assert reason in found.note
         assert "seed" in found.note
     assert one(kind, {1: 0.9}, {1: 0.1}).difference == pytest.approx(0.8)
@@ -225,30 +232,38 @@ def test_fewer_than_two_common_seeds_decide_nothing(kind):
 # Differences without spread
 
 
-@pytest.mark.parametrize(
-    ("kind", "shift", "effect", "verdict"),
-    [
-        ("better", 0.1, 0.03, "supported"),
-        ("better", -0.1, 0.03, "contradicted"),
-        ("better", 0.0, 0.03, "undecided"),
-        ("different", -0.1, 0.03, "supported"),
-        ("different", 0.0, 0.03, "undecided"),
-        ("equivalent", 0.0, 0.03, "supported"),
-        ("equivalent", 0.02, 0.03, "supported"),
-        ("equivalent", -0.1, 0.03, "contradicted"),
-        ("equivalent", 0.1, 0.1, "undecided"),
-    ],
-)
-def test_equal_differences_are_decided_without_nan(kind, shift, effect, verdict):
+@pytest.mark.parametrize("kind", ["better", "different", "equivalent"])
+@pytest.mark.parametrize("shift", [0.0, 0.1, -0.1, 0.02])
+def test_equal_differences_are_no_certainty(kind, shift):
     b = [0.5, 0.4, 0.2, 0.8, 0.7]
-    found = one(kind, [x + shift for x in b], b, effect)
-    assert found.verdict == verdict
-    assert found.sd == 0.0
-    assert found.seeds_needed is None
-    numbers = (found.p, found.p_holm, found.difference, found.low, found.high)
-    assert all(math.isfinite(x) for x in numbers)
-    assert found.low == found.high == pytest.approx(shift)
+    found = one(kind, [x + shift for x in b], b)
+    assert (found.verdict, found.p, found.p_holm, found.p_opposite) == ("undecided", None, None, None)
+    assert (found.low, found.high, found.seeds_needed) == (None, None, None)
+    assert found.difference == pytest.approx(shift)
     assert ("check that the arm differs at all" if shift == 0 else "same at every seed") in found.note
+    scored = decide([Claim("c", kind, "a", "b", 0.03)], table(a=[0.9, 0.9], b=[0.4, 0.4]), table())[0]
+    assert (scored.verdict, scored.p) == ("undecided", None)
+
+
+def test_a_collapsed_replicate_is_pointed_out():
+    start = table(a=[0.4] * 5, b=[0.4] * 5)
+    found = decide([Claim("c", "better", "a", "b", 0.03)], table(a=[0.6, 0.1, 0.6, 0.5, 0.7], b=[0.4] * 5), start)[0]
+    assert "'a' collapsed to less than half of its start at seed 1" in found.note
+
+
+def test_failed_cells_count_as_untrained_in_a_second_verdict():
+    """By hand: without seed 4 the differences are .20, .21, .19, .20; with it .00 joins them."""
+    a, b = {0: 0.60, 1: 0.61, 2: 0.59, 3: 0.60}, {0: 0.40, 1: 0.40, 2: 0.40, 3: 0.40, 4: 0.42}
+    start = table(a={}, b=dict.fromkeys(range(5), 0.38))
+    claims = [Claim("c", "better", "a", "b", 0.03)]
+    found = decide(claims, table(a=a, b=b), start, failed={"a": {4}, "b": ()})[0]
+    assert (found.verdict, found.n) == ("supported", 4)
+    again = found.with_failed
+    assert again.n == 5
+    reference = stats.ttest_rel([*a.values(), 0.38], list(b.values()), alternative="greater")
+    assert again.difference == pytest.approx((0.20 + 0.21 + 0.19 + 0.20 - 0.04) / 5)
+    assert again.p == pytest.approx(reference.pvalue)
+    assert decide(claims, table(a=a, b=b), start, failed={"a": (), "b": ()})[0].with_failed is None
 
 
 # Planning and remarks
@@ -276,9 +291,9 @@ def test_real_but_smaller_than_interesting_is_said():
 
 def test_exploratory_is_marked_and_changes_no_number():
     claims = [Claim("a", "better", "online", "offline", 0.03), Claim("b", "better", "semi", "offline", 0.03)]
-    plain, marked = (decide(claims, values, seed_values, exploratory=names) for names in ((), ("b",)))
+    plain, marked = (decide(claims, values, seed_values, exploratory=names) for names in ({}, {"b": "added late"}))
     assert [f.exploratory for f in marked] == [False, True]
-    assert "exploratory" in marked[1].note
+    assert "exploratory: added late; the p values are no error rates" in marked[1].note
     assert "exploratory" not in marked[0].note
     assert [(f.verdict, f.p_holm) for f in marked] == [(f.verdict, f.p_holm) for f in plain]
 
@@ -287,9 +302,8 @@ def test_bad_claims_are_refused():
     claim = Claim("c", "better", "online", "offline", 0.03)
     with pytest.raises(ValueError, match="repeated: 'c'"):
         decide([claim, claim], values, seed_values)
-    for exploratory in (("d",), "c"):
-        with pytest.raises(ValueError, match="exploratory must be"):
-            decide([claim], values, seed_values, exploratory=exploratory)
+    with pytest.raises(ValueError, match="exploratory names claims out of"):
+        decide([claim], values, seed_values, exploratory={"d": ""})
     with pytest.raises(ValueError, match="with itself"):
         decide([Claim("c", "better", "online", "online", 0.03)], values, seed_values)
     assert decide([], values, seed_values) == []

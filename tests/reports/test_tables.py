@@ -49,7 +49,7 @@ def test_numbers_are_written_as_a_reader_expects(value: Any, form: str, text: st
 def test_what_stands_beside_a_mean_depends_on_the_seeds() -> None:
     summary = {"low": 0.381, "high": 0.442}
     assert interval_words({**summary, "kind": "t"}, "percent") == "[38.1, 44.2]"
-    assert interval_words({**summary, "kind": "range"}, "percent") == "38.1 to 44.2"
+    assert interval_words({**summary, "kind": "range"}, "percent") == "range 38.1 to 44.2"
     assert interval_words({**summary, "kind": "anecdote"}, "percent") == "anecdote: one seed"
     assert interval_words({**summary, "kind": "none"}, "percent") == "–"
     assert interval_words(None, "percent") == "–"
@@ -60,9 +60,12 @@ def test_seeds_needed_in_words() -> None:
         "seeds_needed": 14, "smallest_effect": 0.03, "unit": "points", "value_unit": "percent", "metric": "a/accuracy",
         "kind": "different", "verdict": "undecided", "n": 5, "sd": 0.02,
     }  # fmt: skip
-    assert seeds_words(verdict) == "about 14 seeds would tell (80 % power for an effect of 3.0 points)"
+    assert seeds_words(verdict) == (
+        "about 14 fresh seeds would tell (80 % power for an effect of 3.0 points); added to these, they are exploratory"
+    )
     assert seeds_words({**verdict, "kind": "equivalent", "verdict": "supported"}).endswith("for a margin of 3.0 points")
     assert "unknown" in seeds_words({**verdict, "seeds_needed": None, "sd": None})
+    assert "no spread" in seeds_words({**verdict, "seeds_needed": None, "sd": None, "n": 1})
     assert "is 0" in seeds_words({**verdict, "seeds_needed": None, "sd": 0.0})
 
 
@@ -115,7 +118,7 @@ def test_latex_table_is_balanced_booktabs_whatever_the_names() -> None:
 def test_latex_caption_says_what_varies() -> None:
     _, files = report_of(Synthetic(), "latex")
     caption = next(line for line in files["table.tex"].splitlines() if "\\caption" in line)
-    for words in ("40 held-out problems", "n = 5 training seeds", r"95 \% t interval over training seeds", "Holm"):
+    for words in ("40 held-out problems", "n = 5 replicates", r"95 \% t interval over training seeds", "Holm"):
         assert words in caption
     for_three = report_of(Synthetic(seeds=(0, 1, 2)), "latex")[1]["table.tex"]
     assert "no interval" in for_three
@@ -149,5 +152,7 @@ def test_terminal_lines_say_verdict_effect_and_p_or_seeds(tmp_path: Path) -> Non
     assert "+20.5 points [+16.5, +24.5]" in lines[0]
     assert "p = .0003" in lines[0]
     assert "(90 %)" in lines[1]
-    assert "about 41 seeds would tell" in lines[3]
-    assert terminal_lines({"verdicts": []}) == []
+    assert "about 41 fresh seeds would tell" in lines[3]
+    assert terminal_lines({"verdicts": [], "study": {"problems": 3, "varied": {"words": "over 2 seed models"}}}) == [
+        "measured     over 2 seed models, 3 test problems"
+    ]

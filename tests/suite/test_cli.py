@@ -156,7 +156,7 @@ def test_dry_run_says_what_would_happen_and_writes_nothing(capsys, little, tmp_p
     # 6 steps of 32 x 8 rollouts, two seeds
     assert "3,072" in text
     assert "on 2 workers (a pilot of two rollout batches an arm)" in text
-    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"little.py"}
+    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__", "cache"} == {"little.py"}
 
 
 def test_dry_run_of_some_cells(capsys, little):
