@@ -1,4 +1,4 @@
-# make demo | test | test-gpu | check | bench | report | drill | vllm-cpu | vllm-gpu.  Needs Python 3.11+, make and a C library; everything else goes into .venv.
+# make demo | test | test-portable | seed-models | test-gpu | check | bench | report | drill | vllm-cpu | vllm-gpu.  Needs Python 3.11+, make and a C library; everything else goes into .venv.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # the vLLM that `make test` installs and tests against: cpu, gpu, or empty for none (its tests are then skipped)
 TEST_VLLM ?=
 
-.PHONY: demo test test-gpu check bench report drill vllm-cpu vllm-gpu
+.PHONY: demo test test-portable seed-models test-gpu check bench report drill vllm-cpu vllm-gpu
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -28,6 +28,14 @@ demo: $(VENV)/.installed
 # FAST=1 leaves out the slow tests; files are handed out in the order of tests/conftest.py, not by their number of tests
 test: $(VENV)/.installed-dev $(if $(TEST_VLLM),$(VENV)/.installed-vllm-$(TEST_VLLM))
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(FAST),-m "not slow")
+
+# what trains, compares bits or has tolerances, under other instruction sets and numbers of threads (FAST=1: two of them)
+test-portable: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.portable $(if $(FAST),--fast)
+
+# the embedded seed models and the reward model of replies, trained anew: other weights, so every study's cells become new
+seed-models: $(VENV)/.installed
+	$(BIN)/python -m suite.seed_models.make
 
 # what needs GPUs, one test at a time; with a single GPU, what needs two is skipped
 test-gpu: $(VENV)/.installed-dev $(VENV)/.installed-vllm-gpu

@@ -63,8 +63,8 @@ def build(
     """Write the report of the study in `study_folder` into `out` (by default its folder `report`).
 
     Works at any time: a study without a finished cell gives a page that says what is missing. Equal inputs give
-    byte-identical files. `facts` (kind, what, why) join what the reader must know. `source` replaces the W&B files below
-    the folder. Figures are written with `html` or `md`.
+    byte-identical files. `facts` (kind, what, why) join what the reader must know. `source` replaces the W&B files
+    below the folder. Figures are written with `html` or `md`.
     Raises ValueError for an unknown format, or a folder with neither a declaration (study.json) nor W&B files.
     """
     wrong = sorted(set(formats) - set(FORMATS))

@@ -190,7 +190,7 @@ def plan(
         storage: As given to `suite run`.
         sd: Standard deviation over seeds of a claim's paired difference, in the metric's unit, for all claims.
         pilot_seeds: Measure that on so many seeds, at least 2, that the study does not use.
-        pilot_steps: Optimizer steps of those runs; by default a quarter of the study's.
+        pilot_steps: Optimizer steps of those runs; by default all of the study's; fewer understate the spread.
     """
     from suite.commands.power import plan as command
 

@@ -116,7 +116,9 @@ def pilot_spreads(study: Study, count: int, steps: int, screen: Console) -> dict
             seed: both[end][metric] for (name, seed), both in values.items() if name == arm and metric in both[end]
         }
 
-    source = f"a pilot of {steps} of {study.base.train.steps} steps"
+    whole = study.base.train.steps
+    short = ", which understates the spread" if steps < whole else ""
+    source = f"a pilot of {steps} of {whole} steps{short}"
     found = {claim.name: spread(claim, at(1), at(0), source) for claim in study.claims}
     return {name: one for name, one in found.items() if one is not None}
 
@@ -170,13 +172,13 @@ def _check(sd: float | None, pilot_seeds: int, pilot_steps: int) -> None:
     if pilot_seeds < 0 or pilot_seeds == 1:
         raise ValueError(f"--pilot-seeds is {pilot_seeds}: a spread needs at least 2 seeds, and 0 makes no pilot")
     if pilot_steps < 0:
-        raise ValueError(f"--pilot-steps is {pilot_steps} and must be at least 1, or 0 for a quarter of the run")
+        raise ValueError(f"--pilot-steps is {pilot_steps} and must be at least 1, or 0 for the whole run")
 
 
 def _whole(study: Study, steps: int) -> int:
-    """The pilot's optimizer steps: as asked or a quarter of the run, rounded up to whole rollout batches of any arm."""
+    """The pilot's optimizer steps: as asked or the whole run, rounded up to whole rollout batches of any arm."""
     updates = math.lcm(*(study.config(arm.name).updates_per_batch for arm in study.arms))
-    asked = min(steps or -(-study.base.train.steps // 4), study.base.train.steps)
+    asked = min(steps or study.base.train.steps, study.base.train.steps)
     return -(-asked // updates) * updates
 
 
