@@ -140,6 +140,7 @@ def test_load_copies_and_only_load_changes_the_weights(policy: Policy) -> None:
         assert {c.version for c in after} == {7}
         gap = max(abs(a - b) for x, y in zip(before, after, strict=True) for a, b in zip(x.logprobs, y.logprobs))
         assert gap > 0.01
-        assert math.isclose(after[0].logprobs[0], learner.generate(asked, FREE)[0].logprobs[0], abs_tol=1e-6)
+        # equal weights give equal log-probs but for rounding, which depends on where tensors lie in memory
+        assert math.isclose(after[0].logprobs[0], learner.generate(asked, FREE)[0].logprobs[0], abs_tol=1e-4)
     finally:
         policy.model.load_state_dict(weights)

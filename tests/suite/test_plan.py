@@ -92,9 +92,7 @@ def test_a_pilot_runs_the_claimed_arms_on_other_seeds(monkeypatch: pytest.Monkey
     found = pilot_spreads(study, 3, 2, power.console())
     assert ran == [(seed, period, 2) for seed in (9, 10, 11) for period in (1, 2)]
     assert found["c"].sd == found["s"].sd == pytest.approx(0.1 * math.sqrt(1 / -math.log(0.8)))
-    assert found["c"].source == (
-        "a pilot of 2 of 6 steps, which understates the spread: 0.1 over 3 seeds, bound above"
-    )
+    assert found["c"].source == ("a pilot of 2 of 6 steps, which understates the spread: 0.1 over 3 seeds, bound above")
 
 
 def test_both_ends_of_a_run_that_is_cut_short() -> None:

@@ -101,7 +101,9 @@ def test_given_pairs_are_referred_to_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert kept.column("loss/total") == pytest.approx(plain.column("loss/total"), rel=1e-5)
     # chosen answers alone are enough for supervised training
     del given["task__rejected_column"]
-    _, sft = trained(small(**given, objective__name="sft", optim__lr=1e-3), tmp_path / "sft")
-    assert sft.column("sft/rows") == [4.0] * 12
+    given["train__steps"] = 24
+    _, sft = trained(small(**given, objective__name="sft", optim__lr=3e-3), tmp_path / "sft")
+    assert sft.column("sft/rows") == [4.0] * 24
     losses = sft.column("loss/nll")
-    assert sum(losses[-3:]) < 0.9 * sum(losses[:3])
+    # .30 to .48 over three seeds
+    assert sum(losses[-3:]) < 0.7 * sum(losses[:3])
