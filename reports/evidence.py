@@ -159,16 +159,22 @@ def _together(facts: list[dict[str, str]]) -> list[dict[str, str]]:
 def _missing_cells(results: Results, add: Any) -> None:
     declared = results.declared
     cells = {(cell.arm, cell.seed): cell for cell in declared.cells}
+    stale: dict[str, list[str]] = {}
     for arm in declared.arms:
         for seed in declared.seeds:
             run, cell = results.run(arm.name, seed), cells.get((arm.name, seed))
             if run is not None and complete(run):
+                if cell is not None and cell.status == "stale":
+                    stale.setdefault(cell.error or "", []).append(f"{arm.label}, seed {seed}")
                 continue
             status = cell.status if cell else "not finished" if run is not None else "no run"
             if status == "complete":
                 status = "complete, but its W&B file is missing or ends before the run does"
             error = (cell.error or "").strip().splitlines() if cell else []
             add("cell", f"{arm.label}, seed {seed}", status + (f": {error[-1]}" if error else ""))
+    for why, which in stale.items():
+        shown = "; ".join(which[:4]) + (f" and {len(which) - 4} more" if len(which) > 4 else "")
+        add("stale", shown, f"{why}; `suite run` with --rerun-stale runs them again")
 
 
 def _missing_metrics(results: Results, add: Any) -> None:

@@ -30,7 +30,8 @@ class Check:
 
 def examine(folder: Path) -> list[Check]:
     """Every check, in the order shown; waits at most a few seconds. `folder` is where runs would lie."""
-    checks: list[Callable[[], Check]] = [_cores, _memory, lambda: _disk(folder), _gpu, _vllm, _grading, _tracking, _hub]
+    machine: list[Callable[[], Check]] = [_cores, _rounding, _memory, lambda: _disk(folder), _gpu]
+    checks = [*machine, _vllm, _grading, _tracking, _hub]
     return [check() for check in checks]
 
 
@@ -41,6 +42,15 @@ def _cores() -> Check:
     if count < 2:
         return Check("cores", "limited", f"{count}", "suite run STUDY --workers 1")
     return Check("cores", "ok", f"{count}", f"suite run STUDY --workers {count}: one thread each")
+
+
+def _rounding() -> Check:
+    from suite.provenance import machine
+
+    found = machine()
+    threads = f"{found['threads']} thread{'s' if found['threads'] > 1 else ''}"
+    advice = "bit for bit on this machine; elsewhere equal in distribution only (docs/statistics.md)"
+    return Check("rounding", "ok", f"{found['instruction_set']}, {threads} in this process", advice)
 
 
 def _memory() -> Check:

@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from suite.source import source_hash
+
 PACKAGES = (
     "rl-ablation-suite",
     "torch",
@@ -78,18 +80,28 @@ def _provenance() -> tuple[str, bool, tuple[tuple[str, str], ...]]:
 
 
 def provenance() -> dict[str, Any]:
-    """What this process runs: `{"commit": str, "dirty": bool, "versions": {package: version}}`.
+    """What this process runs: `{"commit": str, "dirty": bool, "source": str, "versions": {package: version}}`.
 
-    Read once per process, so that it tells the code that was loaded and not a later checkout. The
+    `source` is the hash of the code that a run imports (`suite.source`), and says whether two codes are one. Read once
+    per process, so that it tells the code that was loaded and not a later checkout. The
     commit is SUITE_COMMIT if that is set, and "unknown" where the package does not lie in its own git
     repository; `dirty` says whether tracked files of the code differed from the commit.
     """
     commit, dirty, versions = _provenance()
-    return {"commit": commit, "dirty": dirty, "versions": dict(versions)}
+    return {"commit": commit, "dirty": dirty, "source": source_hash(), "versions": dict(versions)}
+
+
+def machine() -> dict[str, Any]:
+    """What of this machine decides rounding: `{"instruction_set": str, "threads": int}`. Imports torch."""
+    import torch
+
+    return {"instruction_set": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
 
 
 def same_code(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two provenances name the same commit, in the same state of cleanliness."""
+    """Whether two provenances are of one code: of equal source, or, of older records, of one commit and cleanliness."""
+    if one.get("source") and other.get("source"):
+        return bool(one["source"] == other["source"])
     return (one.get("commit"), one.get("dirty")) == (other.get("commit"), other.get("dirty"))
 
 
@@ -104,5 +116,6 @@ def different_versions(one: Mapping[str, Any], other: Mapping[str, Any]) -> list
 
 
 def code_name(record: Mapping[str, Any]) -> str:
-    """The code of a provenance in words: `commit 1a2b3c4d`, `commit 1a2b3c4d with changes`."""
-    return f"commit {str(record.get('commit', 'unknown'))[:8]}{' with changes' if record.get('dirty') else ''}"
+    """The code of a provenance in words: `commit 1a2b3c4d (code 5e6f7a8b)`, `commit 1a2b3c4d with changes (...)`."""
+    words = f"commit {str(record.get('commit', 'unknown'))[:8]}{' with changes' if record.get('dirty') else ''}"
+    return words + (f" (code {record['source'][:8]})" if record.get("source") else "")

@@ -65,13 +65,13 @@ def run(
     """
     from suite import checkpoint, distributed
     from suite.export import export
-    from suite.provenance import provenance
+    from suite.provenance import machine, provenance
     from suite.tracking import Silent, Tracker
     from suite.train import train
     from suite.validate import validate
 
     validate(config)
-    code = provenance()
+    code = provenance() | {"machine": machine()}
     with distributed.session(config):
         main = distributed.is_main()
         mine: list[Checkpoint | None] = []

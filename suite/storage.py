@@ -46,9 +46,13 @@ _CONNECT = {
 _OUTAGES = (exc.OperationalError, exc.InterfaceError, exc.InternalError, StorageInternalError)
 
 
+FILE = "storage.sqlite3"
+"""The storage of a study that names none, in its folder."""
+
+
 def default_url(folder: Path) -> str:
     """The storage of a study that names none: an SQLite file in the study's folder."""
-    return URL.create("sqlite", database=str(folder.resolve() / "storage.sqlite3")).render_as_string()
+    return URL.create("sqlite", database=str(folder.resolve() / FILE)).render_as_string()
 
 
 def _absolute(url: str) -> str:

@@ -78,7 +78,12 @@ class Cell:
 
     @property
     def name(self) -> str:
-        return f"{self.arm}-seed{self.seed}-{self.fingerprint[:8]}"
+        return cell_name(self.arm, self.seed, self.fingerprint)
+
+
+def cell_name(arm: str, seed: int, fingerprint: str) -> str:
+    """The name of a cell, and of its folder."""
+    return f"{arm}-seed{seed}-{fingerprint[:8]}"
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ named, and a folder per cell. Arms, values and seeds may be added later; nothing
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +17,8 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from suite import failures, frozen, lineage, starts, trials
-from suite.config import RunConfig, fingerprint, from_json
+from suite import failures, frozen, lineage, source, starts, trials
+from suite.config import RunConfig, fingerprint, flatten, from_json
 from suite.declaration import (
     ALL,
     NOTHING,
@@ -35,7 +36,11 @@ from suite.lease import Lease, Leases, Watch, is_gone, last_step, number_of, own
 from suite.provenance import code_name, different_versions, provenance, same_code
 from suite.status import CellStatus, StudyStatus
 from suite.storage import Store, masked
-from suite.study import Cell, Study
+from suite.study import Cell, Study, cell_name
+
+CODE = "code"
+"""The folder, in a study's, of what its runs were made from: a JSON of modules for each code, and copies of the files
+of study, axes and plugins under their hashes."""
 
 _SHOWN = ("arm", "seed", "name", "fingerprint", "status", "folder", "error", "attempts")
 
@@ -51,6 +56,8 @@ class Sweep:
         self.leases = Leases(store, study, retries)
         self.watch = Watch()
         self._declared: tuple[object, dict[str, Any]] = (None, {})
+        self._inputs: dict[str, dict[str, Any]] = {}
+        self._configs: dict[str, RunConfig] = {}
 
     @classmethod
     def open(
@@ -83,7 +90,8 @@ class Sweep:
             inner = trials.create_study(store, study)
             sweep = cls(folder, store, inner)
             sweep._admit(allow_mixed)
-            sweep._declare(study, cells, rerun_stale)
+            sweep._archive(plugins)
+            sweep._declare(study, cells, rerun_stale, plugins)
             tree = declaration(study, cells, plugins, command, shown_url(folder, store))
             write_json(folder / "study.json", tree | {frozen.ATTRIBUTE: sweep._refreeze(tree)})
             sweep.snapshot()
@@ -125,6 +133,8 @@ class Sweep:
         if lease is not None:
             self.leases.mark(lease, code_name(provenance()))
             self._freeze(lease.arm)
+            # as they are when the run starts
+            self._inputs[lease.cell] = self._made_from(lease.cell)
         return lease
 
     def _freeze(self, arm: str) -> None:
@@ -191,7 +201,8 @@ class Sweep:
         if not math.isfinite(value):
             raise ValueError(f"the run of cell {lease.cell} gave {name} = {value}")
         finite = {key: float(number) for key, number in metrics.items() if math.isfinite(number)}
-        self.leases.finish(lease, value, metrics=finite, progress=progress or {}, **provenance())
+        made_from = self._inputs.get(lease.cell) or self._made_from(lease.cell)
+        self.leases.finish(lease, value, metrics=finite, progress=progress or {}, **made_from, **provenance())
 
     def fail(self, lease: Lease, failure: Failure, text: str = "") -> bool:
         """Ends an attempt that went wrong; True if the cell will be tried again. Raises LeaseLost."""
@@ -320,7 +331,58 @@ class Sweep:
         if theirs != mine:
             self.study.set_user_attr("provenance", mine)
 
-    def _declare(self, study: Study, cells: Sequence[Cell], rerun_stale: Choice) -> None:
+    def _config(self, cell: str) -> RunConfig:
+        """The configuration in a cell's folder; it never changes."""
+        if cell not in self._configs:
+            path = self.folder / "cells" / cell / "config.json"
+            self._configs[cell] = from_json(json.loads(path.read_text(encoding="utf-8"))["run"])
+        return self._configs[cell]
+
+    def _made_from(self, cell: str) -> dict[str, Any]:
+        """Hashes of what a cell's result is made from, beside code and weights: its plugins and its input files."""
+        plugins = [Path(name) for name in self.declared.get("plugins", ())]
+        return {"files": source.plugin_hashes(plugins), "inputs": source.input_hashes(self._config(cell))}
+
+    def _outdated(self, trial: FrozenTrial, plugins: Sequence[Path]) -> str | None:
+        """What a complete cell was made from that is another thing now, in words; None if nothing is."""
+        attrs, out = trial.user_attrs, []
+        if not same_code(attrs, provenance()):
+            record = self.folder / CODE / f"{attrs.get('source')}.json"
+            if record.is_file():
+                known = json.loads(record.read_text(encoding="utf-8"))
+                out.append(f"the code of {', '.join(source.changed(known, source.modules()))}")
+            else:
+                out.append(f"the code, {code_name(attrs)}, which is now {code_name(provenance())}")
+        files = source.plugin_hashes(plugins)
+        out += [name for name, found in attrs.get("files", {}).items() if files.get(name) != found]
+        if attrs.get("inputs"):
+            now = source.input_hashes(self._config(attrs["cell"]))
+            out += [f"the content of {name}" for name, found in attrs["inputs"].items() if now.get(name) != found]
+        return f"changed since it finished: {'; '.join(out)}" if out else None
+
+    def _redefined(self, trial: FrozenTrial, cell: Mapping[str, Any]) -> str:
+        """In what a finished cell's definition differs from the declared one, where both are there to be read."""
+        try:
+            declared = cell_name(cell["arm"], cell["seed"], cell["declared"])
+            was, now = flatten(self._config(trial.user_attrs["cell"])), flatten(self._config(declared))
+        except (OSError, ValueError, KeyError):
+            return ""
+        changes = [f"{name} {was[name]!r} -> {now[name]!r}" for name in was if was[name] != now[name]]
+        return f": {', '.join(changes)}" if changes else ""
+
+    def _archive(self, plugins: Sequence[Path]) -> None:
+        """Keep what this code says of itself, and the study's, axes' and plugins' files, beside the runs."""
+        (self.folder / CODE).mkdir(exist_ok=True)
+        record = self.folder / CODE / f"{source.source_hash()}.json"
+        if not record.exists():
+            write_json(record, source.modules())
+        for path in filter(Path.is_file, map(Path, plugins)):
+            data = path.read_bytes()
+            kept = self.folder / CODE / f"{hashlib.sha256(data).hexdigest()[:12]}-{path.name}"
+            if not kept.exists():
+                kept.write_bytes(data)
+
+    def _declare(self, study: Study, cells: Sequence[Cell], rerun_stale: Choice, plugins: Sequence[Path]) -> None:
         found = self._trials()
         latest, finished = trials.latest(found), trials.finished(found)
         lineage.check_shared(cells, latest.values(), rerun_stale)
@@ -330,14 +392,14 @@ class Sweep:
             if trial is None:
                 if again or (cell.arm, cell.seed) not in finished:
                     new.append(cell)
-            elif again and trial.state == TrialState.COMPLETE and not same_code(trial.user_attrs, provenance()):
+            elif again and trial.state == TrialState.COMPLETE and self._outdated(trial, plugins):
                 self._set_aside(cell)
                 new.append(cell)
                 base[cell.fingerprint] = trial.user_attrs["lease"]["number"]
         # The file first: a trial without its configuration could be claimed and not be run.
         for cell in cells:
             path = self.folder / "cells" / cell.name / "config.json"
-            if not path.exists() and (cell in new or cell.fingerprint in latest):
+            if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_json(path, cell_record(study, cell))
         trials.add(self.study, study, new, base)
@@ -363,8 +425,9 @@ class Sweep:
         if trial is None:
             trial = finished.get((cell["arm"], cell["seed"]))
             stale = "finished under another definition of the arm"
-        elif trial.state == TrialState.COMPLETE and not same_code(trial.user_attrs, provenance()):
-            stale = f"finished by {code_name(trial.user_attrs)}, the code is now {code_name(provenance())}"
+            stale += self._redefined(trial, cell) if trial else ""
+        elif trial.state == TrialState.COMPLETE:
+            stale = self._outdated(trial, [Path(name) for name in self.declared.get("plugins", ())])
         if trial is None:
             raise ValueError(
                 f"storage {masked(self.store.url)} lacks cell {cell['name']}; was it exchanged or emptied?"

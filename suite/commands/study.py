@@ -170,11 +170,21 @@ def retry(name: str, arms: Sequence[str], seeds: Sequence[int] | None, folder: P
     return 0
 
 
+def _refresh(folder: Path) -> None:
+    """Bring `study.json` up to date with the storage and with what the cells were made from, if both are at hand."""
+    from suite.storage import FILE
+    from suite.sweep import Sweep
+
+    if (folder / "study.json").is_file() and (folder / FILE).is_file():
+        Sweep.attach(folder).snapshot()
+
+
 def report(name: str, folder: Path | None, out: Path | None, formats: Collection[str]) -> int:
     """Write a study's report and print its verdicts."""
     from reports.build import FORMATS, build
 
     folder = study_folder(name, folder)
+    _refresh(folder)
     facts = [{"kind": "study", "what": "the study's file", "why": words} for words in other_than_recorded(name, folder)]
     written = build(folder, out, formats=formats or FORMATS, facts=facts)
     screen = console()

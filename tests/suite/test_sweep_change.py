@@ -52,7 +52,10 @@ def test_a_changed_arm_makes_finished_cells_stale_and_waiting_ones_new(tmp_path:
         ("offline", 5, "waiting"),
     ]
     stale = status.cells[1]
-    assert (stale.name, stale.error) == (done[1], "finished under another definition of the arm")
+    assert (stale.name, stale.error) == (
+        done[1],
+        "finished under another definition of the arm: rollout.sync_period 10 -> 20",
+    )
     assert json.loads((tmp_path / "study.json").read_text())["cells"][1]["name"] == done[1]
     assert [name.rsplit("-", 1)[0] for name in finish(again)] == ["online-seed5", "offline-seed5", "k-seed5"]
     assert again.snapshot().exit_code == 2, "a stale cell is not the study's result"
@@ -75,7 +78,7 @@ def test_another_commit_makes_finished_cells_stale_until_a_rerun_is_asked_for(
     now = Sweep.open(study(seeds=(3,)), tmp_path)
     assert [c.status for c in now.snapshot().cells] == ["stale", "stale", "waiting"]
     assert now.snapshot().cells[0].error == (
-        "finished by commit 11111111, the code is now commit 22222222 with changes"
+        "changed since it finished: the code, commit 11111111, which is now commit 22222222 with changes"
     )
     assert len(finish(now)) == 1, "finished cells were run again without being asked for"
     rerun = Sweep.open(study(seeds=(3,)), tmp_path, rerun_stale=declaration.Choice(["online"]))
