@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import is_flash_attn_2_available
 
@@ -55,8 +56,11 @@ class Policy:
                 use_safetensors=True,
                 **common,
             )
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             raise ValueError(f"model.path: cannot load {config.path!r}: {str(error).splitlines()[0]}") from error
+        broken = [name for name, value in model.named_parameters() if not value.isfinite().all()]
+        if broken:
+            raise ValueError(f"model.path: weights of {config.path!r} are no numbers: {broken[0]}; take whole ones")
         ends = model.generation_config.eos_token_id if model.generation_config else None
         ends = ends if isinstance(ends, list) else [ends]
         stop_ids = tuple(sorted({i for i in (*ends, tokenizer.eos_token_id) if i is not None}))

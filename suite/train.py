@@ -32,6 +32,7 @@ from suite.randomness import permutation
 from suite.rewards import SHAPINGS, statistics
 from suite.rollout import collect
 from suite.rollout.greedy import with_greedy
+from suite.rollout.in_process import verify_copy
 from suite.run import Interrupted, NonFiniteLoss, Progress
 from suite.tasks import parts_of
 from suite.tracking import Tracker
@@ -214,7 +215,9 @@ def train(
             writer.check()
 
             if config.syncs_at(step):
-                parts.generator.load(sharding.whole(parts.policy.model.state_dict()), step)
+                weights = sharding.whole(parts.policy.model.state_dict())
+                parts.generator.load(weights, step)
+                verify_copy(parts.generator, weights, step)
                 counters.loads += 1
                 if parts.reference is not None and config.rollout.reference_sync == "with_generator":
                     parts.reference.load_state_dict(parts.policy.model.state_dict())

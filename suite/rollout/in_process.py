@@ -11,6 +11,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from suite import distributed
 from suite.batch import pad
+from suite.failures import SyncError
 from suite.protocols import Completion, Request, Sampling
 from suite.randomness import generator
 
@@ -38,6 +39,24 @@ def draw(logprobs_BV: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:
     cumulative = logprobs_BV.double().exp().cumsum(-1)
     target = (uniform_B.double() * cumulative[:, -1]).unsqueeze(-1)
     return torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp(max=logprobs_BV.shape[-1] - 1)
+
+
+def verify_copy(generator: object, weights: Mapping[str, torch.Tensor], version: int) -> None:
+    """Raises SyncError unless a sampler of this process holds these weights, bit for bit, under this version.
+
+    Engines verify their own loads, in ways that do not need a second copy of the weights.
+    """
+    if not isinstance(generator, InProcessSampler):
+        return
+    held = generator.weights()
+    wrong = [
+        name
+        for name, value in weights.items()
+        if name not in held or not torch.equal(held[name], value.to(held[name].device, held[name].dtype))
+    ]
+    if wrong or generator.version != version:
+        what = f"{len(wrong)} of {len(weights)} tensors, {wrong[0]} first" if wrong else f"version {generator.version}"
+        raise SyncError(f"the sampler does not hold the weights of step {version} that it was given: {what}")
 
 
 class InProcessSampler:

@@ -12,7 +12,8 @@ from suite.config import RunConfig, apply
 from suite.run import RunInfo, run
 
 SMALL = {
-    "model.path": "seed:addition/2", "rollout.num_prompts": 16, "rollout.num_generations": 8, "optim.lr": 5e-5, "train.steps": 60,
+    "model.path": "seed:addition/2",  # all learn from it, under three instruction sets
+    "rollout.num_prompts": 16, "rollout.num_generations": 8, "optim.lr": 5e-5, "train.steps": 60,
     "train.checkpoint_every": 0, "eval.every": 60, "eval.validation_problems": 1, "eval.test_problems": 1000,
     "eval.num_samples": 0, "eval.probe_prompts": 1, "eval.probe_samples": 1,
 }  # fmt: skip
