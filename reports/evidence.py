@@ -187,6 +187,13 @@ def _missing_metrics(results: Results, add: Any) -> None:
                 add("metric", f"{arm.label}, seed {', '.join(without)}", f"{metric} was not logged")
         ends[arm.label] = {results.last_step(run) for run in finished}
         at_end = results.final(arm.name, declared.metric)
+        idle = [str(seed) for seed, count in results.final(arm.name, "cost/trained_tokens").items() if count == 0]
+        if idle:
+            add(
+                "training",
+                f"{arm.label}, seed {', '.join(idle)}",
+                "no token was trained: the model is the one it began as",
+            )
         unfinished = [str(run["seed"]) for run in finished if int(run["seed"]) not in at_end]
         if unfinished and any(results.series(run, declared.metric) for run in finished):
             add("metric", f"{arm.label}, seed {', '.join(unfinished)}", f"no finite {declared.metric} at the last step")

@@ -5,14 +5,18 @@ Everything heavy is imported inside the commands, so that `suite --help` answers
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
+from collections.abc import Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from suite.config import RunConfig
+from suite.config import RunConfig, apply, flatten
+from suite.foreign_names import hint
 from suite.reward_config import RewardModelConfig
 
 app = tyro.extras.SubcommandApp()
@@ -35,6 +39,7 @@ Format = Literal["html", "md", "csv", "latex", "json"]
 def train(
     config: Annotated[RunConfig, tyro.conf.arg(name="")] = RunConfig(),  # noqa: B008  frozen
     name: str = "run",
+    preset: str = "",
     folder: Place = None,
     plugin: Files = (),
     nproc: int = 1,
@@ -44,12 +49,19 @@ def train(
     Args:
         config: The run.
         name: Names the run in its folder and in W&B.
+        preset: A published algorithm (see `suite presets`), whose values hold where no option is given.
         folder: Where its results go; by default runs/train/NAME-IDENTITY below the current folder.
         plugin: A Python file that is imported first; what it registers can be chosen. May be given again.
         nproc: Processes that share the work, on a GPU each where there are any; changes results by rounding alone.
     """
     from suite.commands.single import train as command
 
+    if preset:
+        from ablations.preset import preset as values
+
+        given = flatten(config)
+        explicit = {option: given[option] for option in map(_option, _given.get()) if option in given}
+        config = apply(apply(RunConfig(), values(preset)), explicit)
     return command(config, name, folder, plugin, nproc)
 
 
@@ -73,7 +85,7 @@ def run(
 
     Args:
         study: A study's name (see `suite studies`) or the path of a file that defines STUDY.
-        workers: Processes that run cells side by side; auto: one a core, as far as memory goes.
+        workers: Processes that run cells side by side; auto: one a core, as far as memory goes; 0: only declare.
         seeds: Only these seeds, of the study's own.
         arm: Only this arm. May be given again.
         axis: Vary this axis (a name or a path) around the study's base, instead of its own arms. May be given again.
@@ -341,13 +353,33 @@ app.command(new_app, name="new", help="Start a file of your own.")
 app.command(reward_app, name="reward-model", help="Reward models: train one on preferences, evaluate one.")
 
 
+_given: ContextVar[tuple[str, ...]] = ContextVar("given", default=())
+"""The words of the command line."""
+
+
+def _option(word: str) -> str:
+    """The option that a word of the command line names, as the configuration writes it; empty if none."""
+    return word[2:].partition("=")[0].replace("-", "_") if word.startswith("--") else ""
+
+
+def _check_names(args: Sequence[str]) -> None:
+    """Raises ValueError, with our name, for an option of `suite train` that is TRL's or verl's."""
+    known = {*flatten(RunConfig()), *inspect.signature(train).parameters, "help"}
+    for word in args[1:] if args[:1] == ["train"] else []:
+        if (name := _option(word)) and name not in known and (words := hint(name)):
+            raise ValueError(f"unknown option {word.partition('=')[0]}; {words}")
+
+
 def main(args: list[str] | None = None) -> int:
     """The console script. Exit codes: 0; 1 for failed cells; 2 for a mistake, said in one line; 130 for Ctrl-C.
 
     SUITE_TRACEBACK=1 shows where a mistake was found.
     """
     description = "Ablation studies of reinforcement learning for language models, from grid to table."
+    given = sys.argv[1:] if args is None else args
+    _given.set(tuple(given))
     try:
+        _check_names(given)
         names = (tyro.conf.PositionalMetavarFromFieldName,)
         return int(app.cli(prog="suite", description=description, args=args, config=names))
     except ValueError as error:

@@ -16,6 +16,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from suite.foreign_names import hint
 from suite.registry import unknown
 from suite.sections import (
     FROM_ARM,
@@ -122,7 +123,8 @@ def apply(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
     for name in sorted(overrides, key=lambda key: "." in key):
         value = overrides[name]
         if name not in flatten(config) and name not in sections:
-            raise unknown("option", name, flatten(config))
+            known = unknown("option", name, flatten(config))
+            raise ValueError(f"{known}; {words}") if (words := hint(name)) else known
         head, _, tail = name.partition(".")
         if head in sections and not tail and type(value) is not type(getattr(config, head)):
             raise ValueError(f"{head} takes a {type(getattr(config, head)).__name__}, not {value!r}")

@@ -347,6 +347,9 @@ class EvalConfig:
 class TrainConfig:
     steps: int = 120
     """Optimizer steps, N."""
+    on_divergence: Literal["fail", "score"] = "fail"
+    """A policy has diverged when its entropy on the probe prompts is no number, though the loss may be one. `fail` ends
+    the run there as failed, as for a loss that is no number; `score` lets it end, and what it scores counts."""
     checkpoint_every: int = _execution(50)
     """Optimizer steps between checkpoints (written at the end of a rollout batch); 0 = only the last."""
     keep_checkpoints: int = _execution(2)

@@ -269,8 +269,8 @@ class Sweep:
 
         return self.store.call(action)
 
-    def snapshot(self) -> StudyStatus:
-        """How the study stands now; also brings the cells in `study.json` up to date."""
+    def snapshot(self, write: bool = True) -> StudyStatus:
+        """How the study stands now; also brings the cells in `study.json` up to date, unless nothing may be written."""
         tree = self.declared
         found = self._trials()
         latest, finished = trials.latest(found), trials.finished(found)
@@ -282,7 +282,7 @@ class Sweep:
             {key: was[key] for key in ("declared", "starts_from") if key in was} | {k: getattr(cell, k) for k in _SHOWN}
             for was, cell in zip(tree["cells"], cells, strict=True)
         ]
-        if shown != tree["cells"]:
+        if write and shown != tree["cells"]:
             self.store.call(lambda: self._write_cells(tree, shown))
         return status
 
@@ -414,7 +414,7 @@ class Sweep:
             folder.rename(self.folder / "stale" / f"{cell.name}-{count}")
 
     def _keep(self, cell: str, arm: str, attempt: int, failure: Failure, text: str, owner: str) -> None:
-        rerun = ["suite", "retry", self.declared["name"], "--arm", arm]
+        rerun = ["suite", "retry", str(self.folder), "--arm", arm]
         failures.keep(self.folder / "cells" / cell, attempt, failure, text, rerun, owner)
 
     def _cell(

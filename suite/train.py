@@ -204,6 +204,9 @@ def train(
             collect.write_table(rows, folder / "evaluations" / f"{name.replace('/', '-')}-{step:06d}.parquet")
             if name.endswith("test/problems"):
                 tracker.log_table(step, name, (list(rows[0]), [list(row.values()) for row in rows]))
+        entropy = found.metrics.get("policy/entropy", 0.0)
+        if config.train.on_divergence == "fail" and not math.isfinite(entropy):
+            raise NonFiniteLoss(f"step {step}: the policy has diverged, its entropy is {entropy}")
         record(step, {**found.metrics, "time/eval_s": time.perf_counter() - began})
 
     if not start or start.state["pending"]:

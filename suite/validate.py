@@ -27,7 +27,9 @@ def validate(config: RunConfig) -> None:
             raise ValueError(f"{option} is {values[option]} and must be {allowed}")
     for option, names in choices().items():
         if values[option] not in names:
-            raise unknown(option, values[option], names)
+            found = unknown(option, values[option], names)
+            whole = "; a whole algorithm is a preset: suite train --preset NAME" if option == "objective.name" else ""
+            raise ValueError(f"{found}{whole}")
     defaults, read = flatten(RunConfig()), reads(config)
     for option, value in values.items():
         if option not in read and value != defaults[option]:

@@ -193,7 +193,7 @@ def finished_seconds(folder: Path, storage: str | None = None) -> dict[str, floa
 
     if not (folder / "study.json").is_file():
         return {}
-    status = Sweep.attach(folder, storage).snapshot()
+    status = Sweep.attach(folder, storage).snapshot(write=False)
     spent = {
         arm: [c.seconds for c in status.of(arm) if c.status == "complete" and c.seconds > 0] for arm in status.arms
     }

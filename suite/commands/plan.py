@@ -58,22 +58,36 @@ def warn_inert(study: Study, screen: Console) -> None:
         screen.print(f"[yellow]inert[/]  {name} cannot differ from {study.control.name}: {reason}", highlight=False)
 
 
-def dry_run(study: Study, cells: Sequence[Cell], folder: Path, workers: int) -> None:
+def dry_run(study: Study, cells: Sequence[Cell], folder: Path, workers: int, storage: str | None = None) -> None:
     """Print what `suite run` would do; nothing is written."""
     screen = console()
     arms = list(dict.fromkeys(cell.arm for cell in cells))
     seeds = sorted({cell.seed for cell in cells})
     screen.print(f"[bold]{study.name}[/]  {study.question}", highlight=False, soft_wrap=True)
     screen.print(f"{len(arms)} arms x {len(seeds)} seeds = {len(cells)} cells in {folder}", highlight=False)
+    done = _finished(cells, folder, storage)
+    if done:
+        screen.print(f"{len(done)} of them are finished and not run again: {len(cells) - len(done)} are left")
+    left = [cell for cell in cells if cell.fingerprint not in done]
     screen.print(_arms_table(study, arms))
     warn_inert(study, screen)
     _notes(study, arms, screen)
-    screen.print(_cost_table(study, cells))
-    _time(study, cells, folder, workers, screen)
+    screen.print(_cost_table(study, left))
+    _time(study, left, folder, workers, screen, storage)
     for claim in study.claims:
         link = {"better": "better than", "different": "different from", "equivalent": "equivalent to"}[claim.kind]
         words = f"{claim.arm} {link} {claim.than}"
         screen.print(f"claim  {claim.name}: {words}, smallest effect {claim.smallest_effect:g} of {claim.metric}")
+
+
+def _finished(cells: Sequence[Cell], folder: Path, storage: str | None) -> set[str]:
+    """The fingerprints of the cells that are complete in a study's folder."""
+    from suite.sweep import Sweep
+
+    if not (folder / "study.json").is_file():
+        return set()
+    status = Sweep.attach(folder, storage).snapshot(write=False)
+    return {cell.fingerprint for cell in status.cells if cell.status == "complete"} & {c.fingerprint for c in cells}
 
 
 def _arms_table(study: Study, arms: Sequence[str]) -> Table:
@@ -153,9 +167,13 @@ def measured(
     return Seconds({arm: found.seconds for arm, found in pilots.items()}, "a pilot of two rollout batches an arm", 1)
 
 
-def _time(study: Study, cells: Sequence[Cell], folder: Path, workers: int, screen: Console) -> None:
+def _time(
+    study: Study, cells: Sequence[Cell], folder: Path, workers: int, screen: Console, storage: str | None
+) -> None:
     """Print the time that the cells will take."""
-    found = measured(study, list(dict.fromkeys(cell.arm for cell in cells)), folder, None, screen, always=False)
+    if not cells:
+        return
+    found = measured(study, list(dict.fromkeys(cell.arm for cell in cells)), folder, storage, screen, always=False)
     if found is None:
         screen.print("time   not estimated: no cell is finished, and a pilot of this model may take long")
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,6 +15,9 @@ from suite.commands.catalogue import console
 from suite.config import RunConfig, apply, differences, fingerprint
 from suite.registry import import_file
 from suite.starts import pinned, prepare
+
+PIPED_S = 10.0
+"""Seconds between two lines of progress where nobody watches a screen."""
 
 _SHOWN = ("reward/mean", "eval/validation/accuracy", "policy/entropy")
 
@@ -66,11 +70,16 @@ def train(config: RunConfig, name: str, folder: Path | None, plugins: Sequence[P
     folder = folder or Path("runs") / "train" / f"{name}-{fingerprint(config)[:8]}"
     changed = {option: list(pair) for option, pair in differences(config, RunConfig()).items()}
     with _stop_once() as heard, screen.status("loading") as line:
+        said = [0.0]
 
         def show(progress: Progress) -> None:
             shown = {name: progress.metrics[name] for name in _SHOWN if name in progress.metrics}
             words = "".join(f"   {name} {value:.3f}" for name, value in shown.items())
             line.update(f"step {progress.step} of {progress.steps}{words}")
+            now = time.monotonic()
+            if not screen.is_terminal and (now - said[0] >= PIPED_S or progress.step == progress.steps):
+                said[0] = now
+                screen.print(f"step {progress.step} of {progress.steps}{words}", highlight=False)
 
         try:
             info = RunInfo("train", name, name, changed)
@@ -85,5 +94,9 @@ def train(config: RunConfig, name: str, folder: Path | None, plugins: Sequence[P
     for metric in sorted(metrics):
         if metric.startswith(("eval/", "policy/", "cost/")):
             screen.print(f"{metric:32} {metrics[metric]:.6g}", highlight=False)
+    if not metrics.get("cost/trained_tokens"):
+        screen.print(
+            "note   no token was trained: no rollout gave the objective anything to learn from", highlight=False
+        )
     screen.print(f"results  {folder}", highlight=False, soft_wrap=True)
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Literal
 
 from suite.commands.catalogue import console
 from suite.search import search_folder, winners
+from suite.storage import VARIABLE
 from suite.study import Study
 
 RUNS = Path("runs")
@@ -73,7 +75,8 @@ def run(
     plan.check_arms(study)
     cells = plan.chosen(study, arms, seeds)
     if dry_run:
-        plan.dry_run(study, cells, folder, share.within(plan_workers(workers, len(cells))).workers)
+        count = share.within(plan_workers(workers or 1, len(cells))).workers
+        plan.dry_run(study, cells, folder, count, storage or os.environ.get(VARIABLE))
         return 0
     plan.warn_inert(study, console())
     words = ["suite", "run", name, *(word for axis in axes for word in ("--axis", axis))]
@@ -92,6 +95,11 @@ def run(
         leave_within_s=leave_within,
         gpus_per_cell=gpus_per_cell,
     )
+    if workers == 0:
+        return 0
+    if status.count("complete"):
+        place = ["--folder", str(folder)] if folder != RUNS / study.name else []
+        console().print(f"report  {shlex.join(['suite', 'report', name, *place])}", highlight=False, soft_wrap=True)
     return status.exit_code
 
 

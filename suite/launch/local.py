@@ -78,7 +78,7 @@ def run_study(
     second they are killed; either way the next run goes on from the checkpoints. `arms` and `seeds` restrict what is
     run, not what is declared. A worker has `gpus_per_cell` GPUs to itself and runs a cell on as many ranks; with 0 it
     has one, which others may share, where the machine has any.
-    Raises ValueError for what cannot be run, before any work.
+    With 0 workers the study is declared and nothing is run. Raises ValueError for what cannot be run, before any work.
     """
     console = console or Console()
     for arm in arms or ():
@@ -86,7 +86,8 @@ def run_study(
     for seed in seeds or ():
         if seed not in study.seeds:
             raise ValueError(f"study {study.name!r} has no seed {seed}; it has {', '.join(map(str, study.seeds))}")
-    plan_workers(workers, 1)
+    if workers != 0:
+        plan_workers(workers, 1)
     share = share_gpus(gpus_per_cell)
     _check_engines(study, workers, gpus_per_cell)
     choice = Choice(arms, seeds)
@@ -100,6 +101,12 @@ def run_study(
         rerun_stale=choice if rerun_stale else NOTHING,
         allow_mixed=allow_mixed,
     )
+    if workers == 0:
+        status = sweep.snapshot()
+        console.print(
+            f"{study.name}: {len(status.cells)} cells are declared in {folder}; none was run", highlight=False
+        )
+        return status
     sweep.recover()
     sweep.retry(choice, kinds=False)
     everything = sweep.snapshot()
@@ -126,7 +133,7 @@ def run_study(
             finally:
                 pool.end()
         sweep.recover()
-        status = _noted(sweep.snapshot().part(choice.takes), bool(heard))
+        status = _noted(sweep.snapshot().part(choice.takes), folder, bool(heard))
         display.show(status)
     console.print(page(status))
     return status
@@ -142,12 +149,14 @@ def _check_engines(study: Study, workers: int | Literal["auto"], gpus_per_cell: 
             )
 
 
-def _noted(status: StudyStatus, interrupted: bool) -> StudyStatus:
+def _noted(status: StudyStatus, folder: Path, interrupted: bool) -> StudyStatus:
     notes = list(status.notes)
     if status.count("failed"):
-        notes.append(
-            f"tracebacks: attempts/ in the cells' folders; `suite retry {status.name}` tries failed cells again"
-        )
+        notes.append(f"tracebacks: attempts/ in the cells' folders; `suite retry {folder}` tries failed cells again")
+    idle = [cell.name for cell in status.cells if cell.metrics.get("cost/trained_tokens") == 0 and cell.share == 1]
+    if idle:
+        shown = ", ".join(idle[:3]) + (f" and {len(idle) - 3} more" if len(idle) > 3 else "")
+        notes.append(f"no token was trained in {shown}: no rollout gave the objective anything to learn from")
     if status.count("stale"):
         notes.append("stale cells were finished by other code or another definition; --rerun-stale runs them again")
     if interrupted or status.count("waiting") or status.count("running"):
@@ -159,7 +168,7 @@ def print_status(folder: Path, console: Console | None = None, storage: str | No
     """Prints how the study in a folder stands, and returns it. Raises ValueError if there is none."""
     sweep = Sweep.attach(folder, storage or os.environ.get(VARIABLE))
     sweep.recover()
-    status = _noted(sweep.snapshot(), interrupted=False)
+    status = _noted(sweep.snapshot(), folder, interrupted=False)
     (console or Console()).print(page(status))
     return status
 

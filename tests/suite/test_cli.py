@@ -117,7 +117,7 @@ def test_mistakes_are_one_line_and_code_2(capsys, little):
     assert "has no seed 5; it has 4, 7" in refused(capsys, "run", little, "--seeds", "4", "5", "--dry-run")
     assert "needs objective.name = 'dpo'" in refused(capsys, "run", little, "--axis", "objective", "--dry-run")
     assert "there is no study in" in refused(capsys, "status", little)
-    assert "--workers is 0" in refused(capsys, "run", little, "--workers", "0", "--dry-run")
+    assert "--workers is -1" in refused(capsys, "run", little, "--workers", "-1", "--dry-run")
     assert "--leave-within is -1.0" in refused(capsys, "run", little, "--leave-within", "-1", "--dry-run")
     with pytest.raises(SystemExit) as end:
         cli.main(["train", "--rollout.sync-perid", "3"])

@@ -44,9 +44,7 @@ class _Runs:
 def test_a_hostile_checkpoint_runs_nothing(checkpoint: Path, tmp_path: Path) -> None:
     with (checkpoint / ".metadata").open("wb") as file:
         pickle.dump(_Runs(tmp_path / "ran"), file)
-    with pytest.raises(
-        ValueError, match=r"it names \w+\.mkdir, which no checkpoint needs"
-    ):
+    with pytest.raises(ValueError, match=r"it names \w+\.mkdir, which no checkpoint needs"):
         Shards(checkpoint)
     assert not (tmp_path / "ran").exists()
 
