@@ -187,6 +187,10 @@ def _missing_metrics(results: Results, add: Any) -> None:
                 add("metric", f"{arm.label}, seed {', '.join(without)}", f"{metric} was not logged")
         ends[arm.label] = {results.last_step(run) for run in finished}
         at_end = results.final(arm.name, declared.metric)
+        for run in finished:
+            rows, steps = len(results.series(run, "time/step_s")), results.last_step(run)
+            if 0 < rows < steps:
+                add("rows", f"{arm.label}, seed {run['seed']}", f"its W&B files hold {rows} of {steps} steps")
         idle = [str(seed) for seed, count in results.final(arm.name, "cost/trained_tokens").items() if count == 0]
         if idle:
             add(

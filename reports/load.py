@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -59,6 +60,7 @@ class _Run:
     seconds: float = 0.0
     values: dict[tuple[int, str], float] = field(default_factory=dict)
     tables: dict[tuple[int, str], Path] = field(default_factory=dict)
+    sums: dict[Path, str] = field(default_factory=dict)
 
     @property
     def arm(self) -> str:
@@ -134,6 +136,7 @@ def load_api(project: str, *, filters: dict[str, Any] | None = None, api: Any = 
 
 def _join(segments: list[RunFile], unreadable: list[tuple[str, str]]) -> _Run:
     """The segments as one run. Damage before the last one only costs rows that no later one holds: it is listed."""
+    segments = _once(segments, unreadable)
     segments.sort(key=lambda s: (s.config.get("tracking", {}).get("segment", 0), s.started_at, s.path))
     first, last = segments[0], segments[-1]
     unreadable += [(str(s.path), s.damage) for s in segments[:-1] if s.damage]
@@ -151,8 +154,22 @@ def _join(segments: list[RunFile], unreadable: list[tuple[str, str]]) -> _Run:
     )
     for segment in segments:
         run.add_rows(segment.history)
+        run.sums |= segment.sums
         run.tables |= {(step, name): path for name, files in segment.tables.items() for step, path in files.items()}
     return run
+
+
+def _once(segments: list[RunFile], unreadable: list[tuple[str, str]]) -> list[RunFile]:
+    """Every segment of a run once: a copy of a file would count its seconds again. Of copies the one that goes on
+    longest is kept."""
+    kept: dict[tuple[Any, ...], RunFile] = {}
+    for segment in sorted(segments, key=lambda s: (-len(s.history), str(s.path))):
+        key = (segment.config.get("tracking", {}).get("segment", 0), segment.started_at)
+        if key in kept:
+            unreadable.append((str(segment.path), f"a copy of {kept[key].path}, which counts alone"))
+        else:
+            kept[key] = segment
+    return list(kept.values())
 
 
 def _from_api(source: Any, downloads: Path | None) -> _Run:
@@ -232,7 +249,10 @@ def _tables(runs: list[_Run], unreadable: list[tuple[str, str]]) -> pd.DataFrame
     for run in runs:
         for (step, name), path in sorted(run.tables.items()):
             try:
-                content = json.loads(path.read_text(encoding="utf-8"))
+                data = path.read_bytes()
+                if run.sums.get(path) and hashlib.sha256(data).hexdigest() != run.sums[path]:
+                    raise ValueError("damaged: its content is not what was logged, and it is left out")
+                content = json.loads(data)
             except (OSError, ValueError) as error:
                 unreadable.append((str(path), f"table {name} of run {run.run_id}: {error}"))
                 continue

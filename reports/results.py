@@ -42,7 +42,10 @@ class Results:
         best: dict[tuple[str, int], dict[str, Any]] = {}
         for run in sorted(self.all_runs, key=lambda run: (str(run["started_at"]), str(run["run_id"]))):
             cell = (str(run["arm"]), int(run["seed"]))
-            if cell[0] not in arms or cell[1] not in seeds:
+            study = (run["config"] or {}).get("study")
+            if self.declared.found and study not in (None, self.declared.name):
+                self._leave_out(run, f"it is of another study, {study!r}")
+            elif cell[0] not in arms or cell[1] not in seeds:
                 self._leave_out(run, "its arm or seed is not declared in the study")
             elif identities.get(cell, run["fingerprint"]) != run["fingerprint"]:
                 self._leave_out(run, "its configuration is not the one that the study declares now")

@@ -29,6 +29,8 @@ class RunFile:
     summary: dict[str, Any] = field(default_factory=dict)
     tables: dict[str, dict[int, Path]] = field(default_factory=dict)
     """Name of a table -> step -> its JSON file ({"columns": [...], "data": [...]}); the file may be missing."""
+    sums: dict[Path, str] = field(default_factory=dict)
+    """SHA-256 of a table's file as it was logged."""
     exit_code: int | None = None
     """None when the run never said that it ended."""
     truncated: bool = False
@@ -62,7 +64,9 @@ def _apply(run: RunFile, record: Record) -> None:
         step = row["step"] if "step" in row else row["_step"]
         for name, value in row.items():
             if isinstance(value, dict) and value.get("_type") == "table-file" and "path" in value:
-                run.tables.setdefault(name, {})[int(step)] = run.path.parent / "files" / value["path"]
+                file = run.path.parent / "files" / value["path"]
+                run.tables.setdefault(name, {})[int(step)] = file
+                run.sums[file] = str(value.get("sha256", ""))
     elif kind == "summary":
         _nested(run.summary, record.summary.update)
     elif kind == "run":
