@@ -91,7 +91,7 @@ def declaration(folder: Path, data: StudyData) -> Declaration:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         return _parsed(raw)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     except KeyError as error:
         raise ValueError(f"{path} has no key {error}; it is not a study's declaration") from error

@@ -63,7 +63,7 @@ def read_declaration(folder: Path) -> dict[str, Any]:
             raise ValueError
     except FileNotFoundError:
         raise ValueError(f"there is no study in {folder}; start it with `suite run`") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError(f"{path} is not what a sweep writes; move it away to start anew") from None
     return tree
 

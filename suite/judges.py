@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from suite.config import JudgeConfig
+from suite.masking import masked
 from suite.registry import Registry
 
 Answer = Literal["first", "second"]
@@ -94,7 +95,7 @@ def openai_judge(comparisons: Sequence[Comparison], options: JudgeConfig) -> lis
         replies = list(pool.map(lambda comparison: _ask(comparison, options), comparisons))
     failed = [reply.reason for reply in replies if isinstance(reply, _Failed)]
     if failed and len(failed) == len(replies):
-        raise RuntimeError(f"the judge at {options.url} answered none of {len(failed)} requests: {failed[0]}")
+        raise RuntimeError(f"the judge at {masked(options.url)} answered none of {len(failed)} requests: {failed[0]}")
     if failed:
         logging.getLogger(__name__).warning("the judge left %d of %d requests", len(failed), len(replies))
     return [None if isinstance(reply, _Failed) else parse(reply) for reply in replies]
@@ -127,7 +128,9 @@ def _ask(comparison: Comparison, options: JudgeConfig) -> str | _Failed:
         except urllib.error.HTTPError as error:
             reason = f"HTTP {error.code}: {error.read(300).decode(errors='replace')}"
             if error.code not in _RETRIED:
-                raise RuntimeError(f"the judge at {options.url} refuses model {options.model!r}: {reason}") from error
+                raise RuntimeError(
+                    f"the judge at {masked(options.url)} refuses model {options.model!r}: {reason}"
+                ) from error
         except (OSError, http.client.HTTPException) as error:
             reason = str(error) or type(error).__name__
         except (ValueError, KeyError, IndexError, TypeError) as error:

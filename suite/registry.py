@@ -6,7 +6,9 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +80,7 @@ def import_file(path: Path) -> ModuleType:
     """Import a Python file by path, once per process: a second call returns the same module.
 
     Files of the installed packages keep their own names, so that a file reached by path and by
-    import is one module and registers its entries once. Raises ValueError if there is no such file.
+    import is one module and registers its entries once. Raises ValueError if there is no such file, or what it raises.
     """
     path = path.resolve()
     if not path.is_file():
@@ -98,7 +100,15 @@ def import_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException as error:
         del sys.modules[name]
-        raise
+        if isinstance(error, ValueError) or not isinstance(error, Exception) or os.environ.get("SUITE_TRACEBACK"):
+            raise
+        line = next(
+            (f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(path)), 0
+        )
+        where = f", line {line}" if line else ""
+        raise ValueError(
+            f"{path}{where} raises {type(error).__name__}: {error}; SUITE_TRACEBACK=1 shows where"
+        ) from error
     return module

@@ -45,6 +45,7 @@ _CONNECT = {
 }
 _OUTAGES = (exc.OperationalError, exc.InterfaceError, exc.InternalError, StorageInternalError)
 
+from suite.masking import masked
 
 FILE = "storage.sqlite3"
 """The storage of a study that names none, in its folder."""
@@ -66,18 +67,6 @@ def _absolute(url: str) -> str:
     if parsed.get_backend_name() != "sqlite" or parsed.database in (None, "", ":memory:"):
         return url
     return parsed.set(database=str(Path(str(parsed.database)).resolve())).render_as_string(hide_password=False)
-
-
-def masked(url: str) -> str:
-    """The URL without its password, fit to be printed and written; a text that is no URL is not repeated at all."""
-    if url.startswith("journal:"):
-        return url
-    try:
-        parsed = make_url(url)
-    except exc.ArgumentError:
-        return "(not a URL)"
-    hidden = {key: "***" for key in parsed.query if re.search("pass|pwd|secret|token", key, re.IGNORECASE)}
-    return parsed.update_query_dict(hidden).render_as_string(hide_password=True)
 
 
 def _explained(error: BaseException, url: str) -> ValueError:

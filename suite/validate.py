@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from suite.config import FROM_ARM, FROM_SEED, RunConfig, check_types, flatten
+from suite.masking import masked
 from suite.options import RANGES, choices, reads, who_reads
 from suite.registry import unknown
 from suite.seed_model import recipe
@@ -149,7 +150,7 @@ def _check_judge(config: RunConfig) -> Iterator[str]:
         if option in read and not flatten(config)[option]:
             yield f"{option} is empty; judge.name = {config.judge.name!r} needs it"
     if "judge.url" in read and not config.judge.url.startswith(("http://", "https://")):
-        yield f"judge.url is {config.judge.url!r} and must begin with http:// or https://"
+        yield f"judge.url is {masked(config.judge.url)!r} and must begin with http:// or https://"
     if config.eval.reward_model and config.eval.num_samples < 2:
         yield f"eval.num_samples is {config.eval.num_samples} and must be at least 2: eval.reward_model picks one"
     missing = [name for name in FIELDS if name not in config.judge.template]

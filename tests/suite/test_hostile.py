@@ -13,11 +13,13 @@ from fakes import small, trained
 from safetensors.torch import load_file, save_file
 from tiny_llama import make
 
+from suite import cli
 from suite.config import RunConfig, apply
 from suite.failures import SyncError
 from suite.policy import Policy
 from suite.rollout.in_process import InProcessSampler
 from suite.sharded_checkpoint import Shards
+from suite.validate import validate
 
 
 @pytest.fixture
@@ -124,3 +126,23 @@ def test_a_load_in_this_process_that_went_wrong_ends_the_run(
     _LATE.clear()
     with pytest.raises(SyncError, match=r"does not hold the weights of step 1 that it was given"):
         trained(small(train__steps=3, optim__lr=1e-3), tmp_path)
+
+
+def test_nested_json_and_a_study_that_raises_are_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "study.json").write_text("[" * 100_000)
+    for command in ("status", "report"):
+        assert cli.main([command, str(tmp_path)]) == 2
+        assert "study.json is not" in capsys.readouterr().err
+    (tmp_path / "raises.py").write_text("\nx = 1 / 0\n")
+    assert cli.main(["run", str(tmp_path / "raises.py")]) == 2
+    assert "raises.py, line 2 raises ZeroDivisionError: division by zero" in capsys.readouterr().err
+
+
+def test_a_judges_address_is_shown_without_its_secrets() -> None:
+    options = {"objective.pair_rule": "judge", "judge.name": "openai", "judge.model": "m"}
+    config = apply(RunConfig(), {**options, "judge.url": "ftp://me:hidden@host/v1?token=alsohidden"})
+    with pytest.raises(ValueError, match=r"judge\.url is ") as error:
+        validate(config)
+    assert "hidden" not in str(error.value)
