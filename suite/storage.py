@@ -29,6 +29,8 @@ from optuna.storages.journal import JournalFileBackend
 from sqlalchemy import exc
 from sqlalchemy.engine import URL, make_url
 
+from suite.masking import masked
+
 T = TypeVar("T")
 
 VARIABLE = "SUITE_STORAGE"
@@ -44,8 +46,6 @@ _CONNECT = {
     "mysql": {"connect_timeout": 10},
 }
 _OUTAGES = (exc.OperationalError, exc.InterfaceError, exc.InternalError, StorageInternalError)
-
-from suite.masking import masked
 
 FILE = "storage.sqlite3"
 """The storage of a study that names none, in its folder."""
