@@ -179,6 +179,9 @@ def test_run_hands_over_and_passes_the_exit_code_on(monkeypatch, little, tmp_pat
     class Status:
         exit_code = code
 
+        def count(self, status):
+            return 1
+
     def fake(study, folder, workers, plugins, **options):
         seen.update(study=study, folder=folder, workers=workers, plugins=plugins, **options)
         return Status()

@@ -101,7 +101,7 @@ def test_failures_are_told_apart_recorded_and_retried_a_bounded_number_of_times(
     assert "Traceback (most recent call last)" in text
     assert "in behaviour" in text
     record = json.loads((place / "attempt.json").read_text())
-    assert (record["kind"], record["step"], record["rerun"]) == (kind, 7, "suite retry mini --arm a")
+    assert (record["kind"], record["step"], record["rerun"]) == (kind, 7, f"suite retry {tmp_path} --arm a")
     assert sweep.snapshot().count("waiting") == 3, "the other cells are not touched"
 
 
