@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from reports.claims import FEW
+from reports.claims import FEW, LEAST
 
 MINUS = "−"
 NOTHING = "–"
@@ -284,8 +284,10 @@ def terminal_lines(report: Mapping[str, Any]) -> list[str]:
         effect = f"{show(verdict['difference'], verdict['unit'])}{word} {signed_interval(verdict)}"
         p = show(verdict["p_shown"], "p")
         last = seeds_words(verdict) if verdict["verdict"] == "undecided" else f"p {p}" if p[0] == "<" else f"p = {p}"
+        if verdict["n"] < LEAST:
+            last = f"{verdict['n']} seeds, and a verdict needs {LEAST}"
         mark = "  exploratory" if verdict["exploratory"] else ""
-        mark += f"  only {verdict['n']} seeds, a hint" if verdict["n"] < FEW else ""
+        mark += f"  only {verdict['n']} seeds, a hint" if LEAST <= verdict["n"] < FEW else ""
         lines.append(f"{verdict['verdict']:<13}{verdict['name']:<{width}}  {effect:<30}  {last}{mark}".rstrip())
         if again := verdict["with_failed"]:
             shown = f"{show(again['difference'], verdict['unit'])}{word} {signed_interval({**verdict, **again})}"

@@ -41,7 +41,7 @@ def check_shared(cells: Iterable[Cell], found: Iterable[FrozenTrial], rerun: Cho
     }
     theirs = {pair[0]: (pair[1], cell) for pair, cell in kept.items() if pair}
     for cell in cells:
-        path, weights = cell.config.model.path, cell.config.model.weights
+        path, weights = cell.config.model.name, cell.config.model.weights
         known, name = theirs.setdefault(path, (weights, cell.name))
         if weights and known != weights:
             raise ValueError(

@@ -43,6 +43,11 @@ class ModelConfig:
     trust_remote_code: bool = False
     """Whether code shipped with a hub model may run here."""
 
+    @property
+    def name(self) -> str:
+        """The model as a user names it: its path and, if one is given, its revision."""
+        return f"{self.path}@{self.revision}" if self.revision else self.path
+
 
 @dataclass(frozen=True)
 class TaskConfig:

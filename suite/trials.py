@@ -45,7 +45,7 @@ def add(inner: optuna.Study, study: Study, cells: Iterable[Cell], base: dict[str
             params[name], spaces[name] = value, space
         attrs = {"cell": cell.name, "arm": cell.arm, "seed": cell.seed, "fingerprint": cell.fingerprint}
         attrs |= {"starts_from": cell.starts_from} if cell.starts_from else {}
-        attrs |= {"weights": [cell.config.model.path, cell.config.model.weights]} if cell.config.model.weights else {}
+        attrs |= {"weights": [cell.config.model.name, cell.config.model.weights]} if cell.config.model.weights else {}
         lease = {"number": (base or {}).get(cell.fingerprint, 0), "owner": ""}
         inner.add_trial(
             create_trial(

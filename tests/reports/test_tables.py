@@ -153,6 +153,12 @@ def test_terminal_lines_say_verdict_effect_and_p_or_seeds(tmp_path: Path) -> Non
     assert "p = .0003" in lines[0]
     assert "(90 %)" in lines[1]
     assert "about 41 fresh seeds would tell" in lines[3]
+    few = []
+    for seeds in ((0, 1), (0, 1, 2)):
+        small = Synthetic(seeds=seeds)
+        few.append(build(small.write(tmp_path / str(len(seeds))), formats=("json",), source=small.data()))
+    assert "2 seeds, and a verdict needs 3" in few[0].lines[0]
+    assert "only 3 seeds, a hint" in few[1].lines[0]
     assert terminal_lines({"verdicts": [], "study": {"problems": 3, "varied": {"words": "over 2 seed models"}}}) == [
         "measured     over 2 seed models, 3 test problems"
     ]

@@ -159,6 +159,11 @@ def test_cells_of_one_study_share_a_start_or_are_refused(tmp_path: Path) -> None
     Sweep.open(study, tmp_path / "folder")
 
 
+def test_arms_may_start_from_two_revisions_of_one_hub_model(tmp_path: Path) -> None:
+    arms = (Arm("a", {}), Arm("b", {"model.revision": "b" * 40}))
+    Sweep.open(Study("s", "?", _model("org/model", revision="a" * 40), arms, (0,)), tmp_path)
+
+
 def test_half_precision_is_kept_exactly() -> None:
     from safetensors.torch import load_file
 
