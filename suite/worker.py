@@ -11,13 +11,14 @@ import ctypes
 import faulthandler
 import importlib
 import os
+import queue
 import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,8 @@ class Keeper:
         self._hang_s, self._leave_s = hang_s, leave_s
         self._progress = Progress(lease.reached, 0, {})
         self._first: tuple[int, float, float] | None = None
-        self._noted: float | None = None
+        self._curve: queue.SimpleQueue[tuple[int, float]] = queue.SimpleQueue()
+        self._evaluated: tuple[float | None, float | None] | None = None
         self._started = self._moved = self._renewed = time.monotonic()
         self._lost: LeaseLost | None = None
         self._closed, self._changed = threading.Event(), threading.Condition()
@@ -123,6 +125,9 @@ class Keeper:
     def __exit__(self, *_: object) -> None:
         self._closed.set()
         self._thread.join(timeout=TTL_S)
+        if self._lost is None and not self._thread.is_alive():
+            with suppress(LeaseLost):
+                self._note_curve()
 
     @property
     def step(self) -> int:
@@ -139,6 +144,13 @@ class Keeper:
         # Metrics that are measured now and then, such as an evaluation's, stay until they are measured again.
         self._progress = Progress(progress.step, progress.steps, {**self._progress.metrics, **progress.metrics})
         self._moved = time.monotonic()
+        found = (progress.metrics.get(CURVE), progress.metrics.get("time/eval_s"))
+        # the latest value goes with every step: it is a new one at the step of its evaluation alone, and what a
+        # resumed run begins with is old
+        if found[0] is not None and found != self._evaluated:
+            if self._evaluated is not None or progress.step == 0:
+                self._curve.put((progress.step, found[0]))
+            self._evaluated = found
 
     def stop(self) -> bool:
         """Whether the run should write a checkpoint and leave. Raises LeaseLost if it may write nothing any more."""
@@ -205,10 +217,9 @@ class Keeper:
             os._exit(STOPPED)
 
     def _note_curve(self) -> None:
-        value = self._progress.metrics.get(CURVE)
-        if value is not None and value != self._noted:
-            self._sweep.leases.note(self._lease, self._progress.step, value)
-            self._noted = value
+        """Put the evaluations since the last time into the trial, each at its step."""
+        while not self._curve.empty():
+            self._sweep.leases.note(self._lease, *self._curve.get())
 
     def _give_up(self) -> None:
         """Records where a hung run stands and ends the process: a thread that hangs cannot be stopped otherwise."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from suite.commands.catalogue import console
+from suite.doctor import wandb_key_source
 from suite.search import search_folder, winners
 from suite.storage import VARIABLE
 from suite.study import Study
@@ -78,6 +79,8 @@ def run(
         count = share.within(plan_workers(workers or 1, len(cells))).workers
         plan.dry_run(study, cells, folder, count, storage or os.environ.get(VARIABLE))
         return 0
+    if os.environ.get("WANDB_MODE") == "online" and not wandb_key_source():
+        raise ValueError("WANDB_MODE is online, and W&B finds no key; run `wandb login`, or set WANDB_API_KEY")
     plan.warn_inert(study, console())
     words = ["suite", "run", name, *(word for axis in axes for word in ("--axis", axis))]
     words += ["--tuned", str(tuned)] if tuned else []

@@ -99,3 +99,14 @@ def test_a_policy_that_diverges_without_a_nan_loss_fails_or_scores_by_rule(
         run(config, tmp_path / "fails", RunInfo("s", "a", "a", {}))
     scored = apply(config, {"train.on_divergence": "score"})
     assert "eval/test/accuracy" in run(scored, tmp_path / "scores", RunInfo("s", "a", "a", {}))
+
+
+def test_wandb_online_without_a_key_is_found_before_the_first_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    assert cli.main(["run", "mini_sync", "--folder", str(tmp_path / "f")]) == 2
+    assert "W&B finds no key; run `wandb login`" in capsys.readouterr().err
+    assert not (tmp_path / "f").exists()

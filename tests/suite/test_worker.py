@@ -306,3 +306,23 @@ def test_reasons_are_one_bounded_line() -> None:
     assert reason.startswith("error: RuntimeError: first second xxx")
     assert reason.endswith(" (step 3)")
     assert len(reason) < 450
+
+
+def test_the_dashboards_curve_holds_every_evaluation_at_its_own_step(tmp_path: Path) -> None:
+    sweep, lease = held(tmp_path)
+    with Keeper(sweep, lease, Stop()) as keeper:
+        for step, value, seconds in (
+            (0, 0.4, 1.0),
+            (1, 0.4, 1.0),
+            (20, 0.4, 1.0),
+            (20, 0.4, 2.0),
+            (21, 0.4, 2.0),
+            (40, 0.6, 3.0),
+        ):
+            keeper.on_progress(Progress(step, 40, {"eval/validation/accuracy": value, "time/eval_s": seconds}))
+    trial = next(t for t in sweep.study.get_trials() if t._trial_id == lease.trial)
+    assert trial.intermediate_values == {0: 0.4, 20: 0.4, 40: 0.6}
+    with Keeper(sweep, lease, Stop()) as resumed:
+        resumed.on_progress(Progress(41, 60, {"eval/validation/accuracy": 0.6, "time/eval_s": 3.0}))
+    trial = next(t for t in sweep.study.get_trials() if t._trial_id == lease.trial)
+    assert 41 not in trial.intermediate_values
