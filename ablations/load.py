@@ -82,16 +82,9 @@ def _locate(kind: str, name: str, known: dict[str, Path]) -> Path:
 
 
 def _constant(path: Path, name: str, kind: type[T]) -> T:
-    value = getattr(_imported(path), name, None)
+    value = getattr(import_file(path), name, None)
     if not isinstance(value, kind):
         raise ValueError(f"{path} must define {name} = {kind.__name__}(...)")
     if path.is_relative_to(HERE) and value.name != path.stem:
         raise ValueError(f"{path}: {name} is called {value.name!r} and must be called {path.stem!r}, as its file is")
     return value
-
-
-def _imported(path: Path) -> object:
-    try:
-        return import_file(path)
-    except (ImportError, SyntaxError, NameError, AttributeError, TypeError) as error:
-        raise ValueError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
