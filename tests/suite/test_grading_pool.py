@@ -155,7 +155,7 @@ def test_a_worker_that_cannot_start_is_told(monkeypatch: pytest.MonkeyPatch, tmp
     pool = WorkerPool(workers=1, deadline_s=5, memory_gib=2)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with pytest.raises(RuntimeError, match="did not start"):
-        pool.run([Job("judge", "1", "2")], time.monotonic() + 60)
+        pool.run([Job("judge", "1", "2")], time.monotonic() + 300)
     pool.close()
 
 

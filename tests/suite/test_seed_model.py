@@ -86,6 +86,7 @@ def test_validation_trains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_training_stops_within_its_tolerance_and_repeats_itself(tmp_path: Path) -> None:
     easy = seed_training.SeedRecipe(("addition",), max_steps=600, target=0.12, tolerance=0.02, seed=4)
     for name in ("one", "two"):
