@@ -114,9 +114,14 @@ def input_hashes(config: RunConfig) -> dict[str, str]:
 
 
 def _content(path: Path) -> str:
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    marks = ((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
-    return _contents(tuple(marks), str(path))
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return contents_hash(files, str(path))
+
+
+def contents_hash(files: Iterable[Path], base: str) -> str:
+    """16 hex digits of SHA-256 over the files' contents and their names below `base`; read again when they changed."""
+    marks = ((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(files))
+    return _contents(tuple(marks), base)
 
 
 @lru_cache(maxsize=64)

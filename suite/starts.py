@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 
 from suite.config import FROM_ARM, FROM_SEED, ModelConfig, RunConfig, apply
+from suite.source import contents_hash
 
 SEED_OF_RUN = "{seed}"
 """Stands in `model.path` for the run's own seed, so that every replicate starts from weights of its own."""
@@ -91,17 +91,8 @@ def weights(model: ModelConfig) -> str:
 
 def folder_hash(folder: Path) -> str:
     """16 hex digits of SHA-256 over the names and contents of the files that a model's loaders read."""
-    files = sorted({file for pattern in _READ for file in folder.glob(pattern) if file.is_file()})
-    return _folder_hash(tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files))
-
-
-@lru_cache(maxsize=32)
-def _folder_hash(files: tuple[tuple[str, int, int], ...]) -> str:
-    whole = hashlib.sha256()
-    for name, _, _ in files:
-        with Path(name).open("rb") as opened:
-            whole.update(Path(name).name.encode() + b"\0" + hashlib.file_digest(opened, "sha256").digest())
-    return whole.hexdigest()[:16]
+    files = {file for pattern in _READ for file in folder.glob(pattern) if file.is_file()}
+    return contents_hash(files, f"{folder}/")
 
 
 def _commit(path: str, revision: str) -> str:

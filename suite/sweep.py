@@ -338,10 +338,13 @@ class Sweep:
             self._configs[cell] = from_json(json.loads(path.read_text(encoding="utf-8"))["run"])
         return self._configs[cell]
 
+    def _plugins(self) -> list[Path]:
+        """The files that workers import, as declared."""
+        return [Path(name) for name in self.declared.get("plugins", ())]
+
     def _made_from(self, cell: str) -> dict[str, Any]:
         """Hashes of what a cell's result is made from, beside code and weights: its plugins and its input files."""
-        plugins = [Path(name) for name in self.declared.get("plugins", ())]
-        return {"files": source.plugin_hashes(plugins), "inputs": source.input_hashes(self._config(cell))}
+        return {"files": source.plugin_hashes(self._plugins()), "inputs": source.input_hashes(self._config(cell))}
 
     def _outdated(self, trial: FrozenTrial, plugins: Sequence[Path]) -> str | None:
         """What a complete cell was made from that is another thing now, in words; None if nothing is."""
@@ -427,7 +430,7 @@ class Sweep:
             stale = "finished under another definition of the arm"
             stale += self._redefined(trial, cell) if trial else ""
         elif trial.state == TrialState.COMPLETE:
-            stale = self._outdated(trial, [Path(name) for name in self.declared.get("plugins", ())])
+            stale = self._outdated(trial, self._plugins())
         if trial is None:
             raise ValueError(
                 f"storage {masked(self.store.url)} lacks cell {cell['name']}; was it exchanged or emptied?"
