@@ -167,7 +167,7 @@ def test_a_request_that_the_server_refuses_is_said_in_its_words(server: Server) 
 def test_a_server_that_is_killed_in_mid_generation_is_dead(
     process: tuple[subprocess.Popen[bytes], str], server: Server, policy: Policy
 ) -> None:
-    found = requests(policy, 100)
+    found = requests(policy, 2000)  # 600,000 tokens: no machine has generated them before the server is killed
     stream = server.stream([found[:4], found], FREE | {"stop_token_ids": [], "max_tokens": 100})
     next(stream)
     end(process[0])
