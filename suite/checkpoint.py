@@ -191,12 +191,13 @@ def is_whole(place: Path) -> bool:
     return all((place / name).is_file() and file_hash(place / name) == value for name, value in hashes.items())
 
 
-def latest(folder: Path) -> Checkpoint | None:
-    """The newest whole checkpoint, or None; a damaged one is passed over for the one before it."""
+def latest(folder: Path, usable: Callable[[dict[str, Any]], bool] = lambda state: True) -> Checkpoint | None:
+    """The newest whole checkpoint whose state is usable, or None; a damaged one is passed over for the one before."""
     for place in _places(folder):
         if is_whole(place):
             state = json.loads((place / "state.json").read_text(encoding="utf-8"))
-            return Checkpoint(state["step"], _tensors(place), state)
+            if usable(state):
+                return Checkpoint(state["step"], _tensors(place), state)
     return None
 
 
@@ -208,12 +209,14 @@ def _tensors(place: Path) -> Mapping[str, Mapping[str, torch.Tensor]]:
     return {file.stem: load_file(file) for file in sorted(place.glob("*.safetensors"))}
 
 
-def restore(folder: Path, identity: str) -> Checkpoint | None:
-    """The newest whole checkpoint of a run, or None; damaged newer ones and half-written ones are removed.
+def restore(
+    folder: Path, identity: str, usable: Callable[[dict[str, Any]], bool] = lambda state: True
+) -> Checkpoint | None:
+    """The newest whole and usable checkpoint of a run, or None; newer ones and half-written ones are removed.
 
     Only the run's owner may call it. Raises ValueError if the checkpoint is of another configuration.
     """
-    found = latest(folder)
+    found = latest(folder, usable)
     newer = [place for place in _places(folder) if found is None or place.name > f"step-{found.step:06d}"]
     for left in (*newer, *folder.glob(".step-*")):
         _remove(left)

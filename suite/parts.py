@@ -127,7 +127,7 @@ def save(
         tensors |= parts.critic.tensors()
     state = {
         "batches": batches, "generator_version": parts.generator.version, "counters": vars(parts.counters),
-        "run_id": tracker.run_id, "logged": tracker.logged, "fingerprint": fingerprint(config), "latest": latest,
+        "run_id": tracker.run_id, "logged": tracker.logged, "rows": tracker.rows_hash, "fingerprint": fingerprint(config), "latest": latest,
         "pending": pending,
     }  # fmt: skip
     step = batches * config.updates_per_batch

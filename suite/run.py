@@ -13,6 +13,7 @@ from suite.config import RunConfig, fingerprint, to_json
 
 if TYPE_CHECKING:
     from suite.checkpoint import Checkpoint
+    from suite.tracking import Tracker
     from suite.train import Outcome
 
 MODEL = "model"
@@ -90,7 +91,7 @@ def run(
         ) if main else Silent()  # fmt: skip
         with tracker:
             outcome = train(config, folder, tracker, start, on_progress=on_progress if main else None, stop=stop)
-        distributed.on_main(lambda: _close(config, folder, outcome, code, stop))
+        distributed.on_main(lambda: _close(config, folder, outcome, tracker, code, stop))
     return outcome.metrics
 
 
@@ -100,6 +101,7 @@ def _open(
     """Describe the run in its folder; the description, and the metrics if it is finished. If not, where it goes on
     from is appended to `start`."""
     from suite.checkpoint import restore, write_json
+    from suite.tracking import holds, journal_of, read_journal
 
     identity = fingerprint(config)
     record = {"fingerprint": identity, "seed": config.seed, **asdict(info), **code, "run": to_json(config)}
@@ -112,7 +114,20 @@ def _open(
     if result.is_file():
         return record, dict(json.loads(result.read_text(encoding="utf-8"))["metrics"])
     folder.mkdir(parents=True, exist_ok=True)
-    start.append(restore(folder / "checkpoints", identity))
+
+    def rows_are_whole(state: dict[str, Any]) -> bool:
+        """Rows that are lost are logged again by training from before them."""
+        rows = read_journal(journal_of(folder, state["run_id"]))
+        if whole := holds(rows, state["logged"], state.get("rows")):
+            return whole
+        print(
+            f"the journal of rows in {folder / 'wandb'} is not what the checkpoint of step {state['step']} counted, "
+            f"{state['logged']} rows; going on from an earlier step",
+            flush=True,
+        )
+        return False
+
+    start.append(restore(folder / "checkpoints", identity, rows_are_whole))
     # kept here too: killed before its first checkpoint, a run is still one run in W&B
     record["run_id"] = start[0].state["run_id"] if start[0] else found.get("run_id") or uuid.uuid4().hex[:12]
     write_json(described, record)
@@ -120,7 +135,12 @@ def _open(
 
 
 def _close(
-    config: RunConfig, folder: Path, outcome: Outcome, code: dict[str, Any], stop: Callable[[], bool] | None
+    config: RunConfig,
+    folder: Path,
+    outcome: Outcome,
+    tracker: Tracker,
+    code: dict[str, Any],
+    stop: Callable[[], bool] | None,
 ) -> None:
     """Write what a finished run leaves."""
     from suite.checkpoint import write_json
@@ -130,5 +150,6 @@ def _close(
         stop()  # whoever has lost the run must not finish it: stop() raises then
     if config.train.export_model:
         export(folder / MODEL)
-    result = {"step": outcome.step, "weights": outcome.weights, "metrics": outcome.metrics, **code}
+    rows = {"run_id": tracker.run_id, "logged": tracker.logged, "rows": tracker.rows_hash}
+    result = {"step": outcome.step, "weights": outcome.weights, "metrics": outcome.metrics, **rows, **code}
     write_json(folder / "result.json", result)

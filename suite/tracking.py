@@ -7,6 +7,7 @@ at resume the rows that the training will not log again are logged anew from the
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -89,8 +90,8 @@ class Tracker:
         self._first_step = resume_step
         self._folder = Path(folder) / "wandb"
         self._folder.mkdir(parents=True, exist_ok=True)
-        journal = self._folder / f"{self.run_id}.jsonl"
-        kept = [row for row in _read_journal(journal)[:resume_rows] if row["step"] <= resume_step]
+        journal = journal_of(folder, self.run_id)
+        kept = [row for row in read_journal(journal)[:resume_rows] if row["step"] <= resume_step]
         segment = sum(1 for _ in self._folder.glob(f"*run-*-{self.run_id}*"))
         config = {**config, "tracking": {"segment": segment, "resume_step": resume_step}}
         self._run = _init(self._folder.parent, project, group, name, config, self.run_id, tags)
@@ -103,6 +104,14 @@ class Tracker:
             self._replay(row)
         self.logged = len(kept)
         """Rows of the run so far, those of earlier attempts included: what a checkpoint keeps for a resume."""
+        self._hash = hashlib.sha256()
+        for row in kept:
+            self._hash.update(_content(row))
+
+    @property
+    def rows_hash(self) -> str | None:
+        """SHA-256 of the rows so far, hex; None where no journal is kept. `holds` compares a journal with it."""
+        return None if self._mode == "disabled" else self._hash.hexdigest()
 
     @property
     def url(self) -> str | None:
@@ -144,7 +153,7 @@ class Tracker:
             return
         row = self._row
         path = self._send_table(step, name, columns, rows)
-        self._write({"row": row, "step": step, "table": name, "path": path})
+        self._write({"row": row, "step": step, "table": name, "path": path, "sum": _sum(self._folder / path)})
 
     def sync(self) -> None:
         """Put every row logged so far safely on disk. To be called before a checkpoint is written."""
@@ -178,6 +187,7 @@ class Tracker:
 
     def _write(self, row: dict[str, Any]) -> None:
         self._journal.write(json.dumps(row) + "\n")
+        self._hash.update(_content(row))
         self.logged += 1
 
     def _send(self, values: dict[str, Any]) -> None:
@@ -213,6 +223,7 @@ class Silent(Tracker):
 
     def __init__(self) -> None:
         self.run_id, self.logged = "", 0
+        self._mode = "disabled"
 
     def log(self, step: int, metrics: Mapping[str, float | int]) -> None:
         """Nothing is logged."""
@@ -280,16 +291,44 @@ def _refuse_secrets(config: dict[str, Any]) -> None:
             raise ValueError(f"the configuration holds the value of {name}: a secret is never logged, leave it out")
 
 
-def _read_journal(path: Path) -> list[dict[str, Any]]:
-    """The rows of a journal; a torn last line is left out. No file, no rows."""
-    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
-    rows = []
-    for number, line in enumerate(lines[:-1], 1):
+def journal_of(folder: Path, run_id: str) -> Path:
+    """The journal of the rows of a run in its folder."""
+    return folder / "wandb" / f"{run_id}.jsonl"
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """The rows of a journal up to the first that is not whole, or whose table is not. No file, no rows."""
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []
+    rows: list[dict[str, Any]] = []
+    for line in lines[:-1]:
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}: the journal of the run is damaged ({error})") from error
+            row = json.loads(line)
+            _content(row)
+            if "sum" in row and _sum(path.parent / row["path"]) != row["sum"]:
+                return rows
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            return rows
+        rows.append(row)
     return rows
+
+
+def _sum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def holds(rows: Sequence[Mapping[str, Any]], count: int, rows_hash: str | None) -> bool:
+    """Whether a journal begins with the rows that a checkpoint counted, as they were; True if it kept no hash."""
+    digest = hashlib.sha256()
+    for row in rows[:count]:
+        digest.update(_content(row))
+    return rows_hash is None or (len(rows) >= count and digest.hexdigest() == rows_hash)
+
+
+def _content(row: Mapping[str, Any]) -> bytes:
+    """What a row says, without its number, which a resume may change."""
+    kept = {name: row[name] for name in ("step", "metrics" if "metrics" in row else "table")}
+    return json.dumps(kept, sort_keys=True).encode()
 
 
 def _new_journal(path: Path, rows: list[dict[str, Any]]) -> TextIO:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,7 +19,11 @@ from suite.study import Cell, Study
 WITHDRAWN = "withdrawn"
 """First word of the reason of a trial that was never run because its cell is no longer declared."""
 
+ARM = "arm"
+"""The parameter that names a cell's arm."""
+
 _WHOLE, _REAL = 2**53, 1e30
+"""Numbers from here on are shown as choices: Optuna's spaces hold floats."""
 
 
 def create_study(store: Store, study: Study) -> optuna.Study:
@@ -27,20 +32,27 @@ def create_study(store: Store, study: Study) -> optuna.Study:
     for name, value in (("question", study.question), ("metric", study.metric)):
         if inner.user_attrs.get(name) != value:
             inner.set_user_attr(name, value)
+    if inner.metric_names != [study.metric]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            inner.set_metric_names([study.metric])
     return inner
 
 
 def add(inner: optuna.Study, study: Study, cells: Iterable[Cell], base: dict[str, int] | None = None) -> None:
-    """Adds a waiting trial for each cell, with the options in which arms differ, and the seed, as parameters."""
+    """Adds a waiting trial for each cell; its parameters are its arm and the options in which arms differ.
+
+    The seed is none: it repeats an experiment, and an importance of it would say nothing.
+    """
     options = list(dict.fromkeys(name for arm in study.arms for name in study.differs(arm.name)))
-    values = {arm.name: flatten(study.config(arm.name)) for arm in study.arms}
+    values = {arm.name: {**flatten(study.config(arm.name)), ARM: arm.name} for arm in study.arms}
     known = _spaces(inner)
     for cell in cells:
         params: dict[str, Any] = {}
         spaces: dict[str, BaseDistribution] = {}
-        for option in [*options, "seed"]:
-            value = cell.seed if option == "seed" else _plain(values[cell.arm][option])
-            every = list(study.seeds) if option == "seed" else [_plain(tree[option]) for tree in values.values()]
+        for option in [ARM, *options]:
+            every = [_plain(tree[option]) for tree in values.values()]
+            value = _plain(values[cell.arm][option])
             name, space = _place(known, option, value, every)
             params[name], spaces[name] = value, space
         attrs = {"cell": cell.name, "arm": cell.arm, "seed": cell.seed, "fingerprint": cell.fingerprint}
@@ -113,33 +125,40 @@ def _place(
 ) -> tuple[str, BaseDistribution]:
     """The parameter that can hold a value of an option.
 
-    Optuna fixes a parameter's space when it first appears. Numbers get a space without practical bounds, so values
-    can be added; a choice that came later than its option's space goes to a parameter of its own, `option (2)`.
+    Numbers get a space from the smallest to the largest that was ever declared. Optuna fixes the choices of a
+    parameter when it first appears: one that came later goes to a parameter of its own, `option (2)`.
     """
     for count in range(1, len(known) + 2):
         name = option if count == 1 else f"{option} ({count})"
-        if name not in known:
-            known[name] = _space(every)
+        known[name] = _space(every, known.get(name))
         if _holds(known[name], value):
             return name, known[name]
     raise AssertionError(f"a new space always holds its own values, {option} = {value!r}")
 
 
-def _space(values: list[Any]) -> BaseDistribution:
-    kinds = {type(value) for value in values}
-    if kinds == {int} and all(abs(value) < _WHOLE for value in values):
-        return IntDistribution(-_WHOLE, _WHOLE)
-    if kinds <= {int, float} and all(abs(value) < _REAL for value in values):
-        return FloatDistribution(-_REAL, _REAL)
-    return CategoricalDistribution(list(dict.fromkeys(values)))
+def _space(values: list[Any], known: BaseDistribution | None = None) -> BaseDistribution:
+    """The space of an option's values; one that is known stays as it is, or grows to hold further numbers."""
+    if isinstance(known, CategoricalDistribution):
+        return known
+    if known is None:
+        whole = all(type(value) is int and abs(value) < _WHOLE for value in values)
+        real = all(type(value) in (int, float) and abs(value) < _REAL for value in values)
+        if not real:
+            return CategoricalDistribution(list(dict.fromkeys(values)))
+        return (IntDistribution if whole else FloatDistribution)(min(values), max(values))
+    assert isinstance(known, IntDistribution | FloatDistribution)
+    kinds = (int,) if isinstance(known, IntDistribution) else (int, float)
+    ends = [known.low, known.high, *(value for value in values if type(value) in kinds)]
+    return type(known)(min(ends), max(ends))
 
 
 def _holds(space: BaseDistribution, value: Any) -> bool:
     if isinstance(space, CategoricalDistribution):
         # Python counts True as 1 and 1.0 as 1; a dashboard must not.
         return any(type(value) is type(choice) and value == choice for choice in space.choices)
-    whole, real = type(value) is int and abs(value) < _WHOLE, type(value) in (int, float) and abs(value) < _REAL
-    return whole if isinstance(space, IntDistribution) else real
+    assert isinstance(space, IntDistribution | FloatDistribution)
+    kinds = (int,) if isinstance(space, IntDistribution) else (int, float)
+    return type(value) in kinds and space.low <= value <= space.high
 
 
 _STATES: dict[TrialState, State] = {

@@ -17,7 +17,7 @@ class MemoryTracker:
     """Keeps what a Tracker would log: step -> metrics, last value per name."""
 
     def __init__(self, run_id: str = "memory") -> None:
-        self.run_id, self.logged = run_id, 0
+        self.run_id, self.logged, self.rows_hash = run_id, 0, None
         self.rows: dict[int, dict[str, float]] = {}
         self.tables: dict[tuple[int, str], Any] = {}
 

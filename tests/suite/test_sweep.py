@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 from fake_runner import one_code
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState
 
 from suite import declaration, sweep
-from suite.config import from_json
+from suite.config import RunConfig, from_json
 from suite.lease import new_owner
 from suite.storage import default_url
+from suite.study import Arm, Study
 from suite.sweep import Sweep
 from tests.suite.sweeping import finish, study, trials
 
@@ -34,16 +36,30 @@ def _one_code(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_cells_are_trials_named_as_the_axes(tmp_path: Path) -> None:
     one = Sweep.open(study(), tmp_path)
-    found = [(t.state, t.params["rollout.sync_period"], t.params["seed"], t.user_attrs["arm"]) for t in trials(one)]
-    waiting = TrialState.WAITING
+    found = [(t.state, t.params, t.user_attrs["seed"], t.user_attrs["arm"]) for t in trials(one)]
+    periods = {"online": 1, "k": 10, "offline": "inf"}
     assert found == [
-        (waiting, 1, 3, "online"),
-        (waiting, 10, 3, "k"),
-        (waiting, "inf", 3, "offline"),
-        (waiting, 1, 5, "online"),
-        (waiting, 10, 5, "k"),
-        (waiting, "inf", 5, "offline"),
+        (TrialState.WAITING, {"arm": arm, "rollout.sync_period": period}, seed, arm)
+        for seed in (3, 5)
+        for arm, period in periods.items()
     ]
+    assert one.study.metric_names == ["eval/test/accuracy"]
+
+
+def test_a_dashboard_gets_axes_as_wide_as_what_was_declared(tmp_path: Path) -> None:
+    """A number's space goes from the smallest to the largest, and grows; a choice that came later has its own."""
+
+    def spaces(values: dict[str, float]) -> list[dict[str, BaseDistribution]]:
+        arms = tuple(Arm(name, {"objective.beta": value}) for name, value in values.items())
+        one = Sweep.open(Study("mini", "", RunConfig(), arms, (3,), metric="eval/test/accuracy"), tmp_path)
+        return [trial.distributions for trial in trials(one)]
+
+    first = spaces({"low": 0.1, "mid": 0.3})
+    assert [found["objective.beta"] for found in first] == [FloatDistribution(0.1, 0.3)] * 2
+    grown = spaces({"low": 0.1, "mid": 0.3, "high": 2.5})
+    assert grown[:2] == first
+    assert grown[2]["objective.beta"] == FloatDistribution(0.1, 2.5)
+    assert grown[2]["arm (2)"] == CategoricalDistribution(["low", "mid", "high"])
 
 
 def test_the_folder_declares_the_study_and_each_cell(tmp_path: Path) -> None:
